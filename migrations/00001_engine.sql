@@ -3845,35 +3845,35 @@ BEGIN
 END
 $body$;
 
--- Raises a denial as an error. names are the limits that deny, and name the one to wait for. QueueConsume of the Go library does not
--- take the error for a denial of its own, since the DETAIL differs.
+-- The error of a denial: MESSAGE, DETAIL and HINT. names are the limits that deny, and name the one to wait for. Whoever is called from
+-- outside raises it: each function between would add its signature to the CONTEXT, which is logged. QueueConsume of the Go library does not take
+-- the error for a denial of its own, since the DETAIL differs.
 CREATE FUNCTION ratelimit._denied(
     names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
-) RETURNS void
+) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RAISE SQLSTATE 'PT429' USING
-        MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
-        DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
-            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at),
-        HINT = CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
-            ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END;
+    RETURN ARRAY['rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
+        pg_catalog.json_build_object('limit', name, 'remaining', remaining,
+            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at)::text,
+        CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
+            ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END];
 END
 $body$;
 
 -- Decides for the functions below that ask one limit. They pass name and key with COLLATE "C", as every function for SQL by hand does: a
--- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but return a denial. The
--- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
+-- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but a denial is no error. Those functions
+-- have no `now`: a program must not choose the time. Tests call this one, and it raises a denial for them.
 CREATE FUNCTION ratelimit._by_hand(
     verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
-    max_reserved double precision DEFAULT NULL, most double precision DEFAULT NULL, now timestamptz DEFAULT NULL,
+    max_reserved double precision DEFAULT NULL, most double precision DEFAULT NULL, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
     OUT granted boolean, OUT taken double precision, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql
 AS $body$
@@ -3914,7 +3914,10 @@ BEGIN
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM ratelimit._answer(verb, q, granted, at, value, ts) AS r;
     IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
-        PERFORM ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
     END IF;
 END
 $body$;
@@ -3929,9 +3932,14 @@ CREATE FUNCTION ratelimit.consume(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
-      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+    SELECT r.remaining, r.reset_at, r.at, r.denial INTO remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -4046,9 +4054,14 @@ CREATE FUNCTION ratelimit.reserve(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
-      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
+    SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at, r.denial INTO retry_at, delay, remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -4087,9 +4100,14 @@ CREATE FUNCTION ratelimit.take(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
-      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
+    SELECT r.taken::bigint, r.remaining, r.reset_at, r.at, r.denial INTO taken, remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -4172,9 +4190,9 @@ BEGIN
 END
 $body$;
 
--- Decides for ratelimit.consume_all, at an instant that tests choose.
-CREATE FUNCTION ratelimit._all(requests jsonb, now timestamptz)
-RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
+-- Decides for ratelimit.consume_all, at an instant that tests choose. If it does not raise a denial, it returns it in a row of its own.
+CREATE FUNCTION ratelimit._all(requests jsonb, now timestamptz, raises boolean DEFAULT true)
+RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz, denial text[])
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -4271,7 +4289,11 @@ BEGIN
                 EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
-        PERFORM ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        denial := ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN NEXT;
     END IF;
 END
 $body$;
@@ -4281,8 +4303,15 @@ RETURNS TABLE (name text, key text, remaining double precision, reset_at timesta
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    RETURN QUERY SELECT r.* FROM ratelimit._all(requests, NULL) AS r;
+    FOR name, key, remaining, reset_at, at, denial IN SELECT r.* FROM ratelimit._all(requests, NULL, raises => false) AS r LOOP
+        IF denial IS NOT NULL THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END
 $body$;
 
@@ -5001,8 +5030,8 @@ $body$;
 
 -- Decides for ratelimit.hold, at an instant that tests choose.
 CREATE FUNCTION ratelimit._hold_by_hand(
-    name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL,
-    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
+    name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
+    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql SET extra_float_digits = 1 -- the token has the count
 AS $body$
@@ -5030,7 +5059,11 @@ BEGIN
     at := coalesce(now, clock_timestamp());
     IF q.effect = 'block' AND q.count > '0' THEN
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN;
     END IF;
     unit := CASE WHEN q.effect = 'slots' THEN 'slots' WHEN q.effect IN ('numbers', 'never') THEN 'tokens' ELSE 'none' END;
     IF unit = 'none' THEN
@@ -5045,13 +5078,12 @@ BEGIN
     at := h.at;
     IF h.state IN ('held', 'settled') THEN
         h.until := CASE WHEN h.state = 'held' THEN nullif(h.until, 'infinity') END;
-        RAISE SQLSTATE 'PT429' USING
-            MESSAGE = pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
-            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
-                'reason', h.state),
-            HINT = CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
+        denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
+            pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
+                'reason', h.state)::text,
+            CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
                 WHEN h.until IS NULL THEN 'It is held without an end, until it is released.'
-                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
+                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END];
     ELSIF h.state = 'released' THEN
         RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
@@ -5060,7 +5092,13 @@ BEGIN
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
-        PERFORM ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+    END IF;
+    IF denial IS NOT NULL THEN
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN;
     END IF;
     token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id,
         pg_catalog.json_build_array(pg_catalog.json_build_array(q.name, q.key, q.count))) END;
@@ -5105,9 +5143,14 @@ CREATE FUNCTION ratelimit.hold(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.token, r.expires, r.repeated, r.remaining, r.at INTO token, expires, repeated, remaining, at
-      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
+    SELECT r.token, r.expires, r.repeated, r.remaining, r.at, r.denial INTO token, expires, repeated, remaining, at, denial
+      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -5333,9 +5376,9 @@ BEGIN
 END
 $body$;
 
--- Holds one slot for each id, without an end, or raises. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
+-- Holds one slot for each id, without an end, or returns a denial: the caller must raise it, or the holds stay. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
 -- then the holds, in the order of their ids. Only an extender may have one of those, and it waits for nothing.
-CREATE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean) RETURNS integer
+CREATE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean, OUT n integer, OUT denial text[])
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5345,7 +5388,6 @@ DECLARE
     at    timestamptz;
     met   text[]; -- the ids that had a row
     rec   record;
-    n     integer;
     v     double precision;
     said  record;
 BEGIN
@@ -5356,13 +5398,15 @@ BEGIN
             HINT = 'Call ratelimit.hold for each id.';
     END IF;
     IF pg_catalog.cardinality(ids) = 0 THEN
-        RETURN 0;
+        n := 0;
+        RETURN;
     END IF;
     q := ratelimit._prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
     IF q.effect = 'block' THEN
         at := clock_timestamp();
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        RETURN;
     END IF;
     PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
@@ -5385,10 +5429,10 @@ BEGIN
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
             IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN
                 rec.until := CASE WHEN rec.state = 'held' THEN greatest(rec.until, at + interval '1 second') END;
-                RAISE SQLSTATE 'PT429' USING
-                    MESSAGE = pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
-                    DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
-                        'reason', rec.state);
+                denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
+                    pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
+                        'reason', rec.state)::text, 'ratelimit.holds says which work has them.'];
+                RETURN;
             END IF;
             UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
              WHERE h.name = name AND h.key = own AND h.id = rec.id;
@@ -5396,18 +5440,26 @@ BEGIN
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        PERFORM ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        RETURN;
     END IF;
     UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
-    RETURN n;
 END
 $body$;
 
 CREATE FUNCTION ratelimit.hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
+DECLARE
+    n      integer;
+    denial text[];
 BEGIN
-    RETURN ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global);
+    SELECT r.n, r.denial INTO n, denial FROM ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
+    RETURN n;
 END
 $body$;
 
@@ -6929,7 +6981,7 @@ DROP FUNCTION ratelimit.release(name text, key text, id text, global boolean, re
 DROP FUNCTION ratelimit._release_by_hand(name text, key text, id text, global boolean, reason text, who text, now timestamptz);
 DROP FUNCTION ratelimit.hold(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean);
 DROP FUNCTION ratelimit._published(name text, key text);
-DROP FUNCTION ratelimit._hold_by_hand(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz);
+DROP FUNCTION ratelimit._hold_by_hand(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz, raises boolean);
 DROP FUNCTION ratelimit._read_token(INOUT id text);
 DROP FUNCTION ratelimit._wrong_id(id text);
 DROP FUNCTION ratelimit._wire_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
@@ -6950,13 +7002,13 @@ DROP TYPE ratelimit._held;
 DROP INDEX ratelimit.holds_held;
 DROP TABLE ratelimit.holds;
 DROP FUNCTION ratelimit.consume_all(requests jsonb);
-DROP FUNCTION ratelimit._all(requests jsonb, now timestamptz);
+DROP FUNCTION ratelimit._all(requests jsonb, now timestamptz, raises boolean);
 DROP FUNCTION ratelimit._read(request jsonb, number bigint, now timestamptz);
 DROP FUNCTION ratelimit.take(name text, key text, rate double precision, period interval, most bigint, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
 DROP FUNCTION ratelimit.reserve(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision);
 DROP FUNCTION ratelimit.try(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
 DROP FUNCTION ratelimit.consume(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
-DROP FUNCTION ratelimit._by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz);
+DROP FUNCTION ratelimit._by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, raises boolean);
 DROP FUNCTION ratelimit._denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz);
 DROP FUNCTION ratelimit._answer(verb text, q ratelimit._request, granted boolean, at timestamptz, value double precision[], ts timestamptz[]);
 DROP FUNCTION ratelimit._repaid_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "18ef00074e641daa95ff38fcfbcf0e0712ef4c5cf2c1728765ea5cc9c6d45287"
+const Hash = "f7968806b6865dca409af92d796349a459b603d3f3bf52fa4e9ba250f7d2d74c"

@@ -27,8 +27,8 @@ $body$;
 
 -- Decides for ratelimit.hold, at an instant that tests choose.
 CREATE OR REPLACE FUNCTION ratelimit._hold_by_hand(
-    name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL,
-    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
+    name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
+    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql SET extra_float_digits = 1 -- the token has the count
 AS $body$
@@ -56,7 +56,11 @@ BEGIN
     at := coalesce(now, clock_timestamp());
     IF q.effect = 'block' AND q.count > '0' THEN
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN;
     END IF;
     unit := CASE WHEN q.effect = 'slots' THEN 'slots' WHEN q.effect IN ('numbers', 'never') THEN 'tokens' ELSE 'none' END;
     IF unit = 'none' THEN
@@ -71,13 +75,12 @@ BEGIN
     at := h.at;
     IF h.state IN ('held', 'settled') THEN
         h.until := CASE WHEN h.state = 'held' THEN nullif(h.until, 'infinity') END;
-        RAISE SQLSTATE 'PT429' USING
-            MESSAGE = pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
-            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
-                'reason', h.state),
-            HINT = CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
+        denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
+            pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
+                'reason', h.state)::text,
+            CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
                 WHEN h.until IS NULL THEN 'It is held without an end, until it is released.'
-                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
+                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END];
     ELSIF h.state = 'released' THEN
         RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
@@ -86,7 +89,13 @@ BEGIN
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
-        PERFORM ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+    END IF;
+    IF denial IS NOT NULL THEN
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN;
     END IF;
     token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id,
         pg_catalog.json_build_array(pg_catalog.json_build_array(q.name, q.key, q.count))) END;
@@ -131,9 +140,14 @@ CREATE OR REPLACE FUNCTION ratelimit.hold(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.token, r.expires, r.repeated, r.remaining, r.at INTO token, expires, repeated, remaining, at
-      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
+    SELECT r.token, r.expires, r.repeated, r.remaining, r.at, r.denial INTO token, expires, repeated, remaining, at, denial
+      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -359,9 +373,9 @@ BEGIN
 END
 $body$;
 
--- Holds one slot for each id, without an end, or raises. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
+-- Holds one slot for each id, without an end, or returns a denial: the caller must raise it, or the holds stay. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
 -- then the holds, in the order of their ids. Only an extender may have one of those, and it waits for nothing.
-CREATE OR REPLACE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean, OUT n integer, OUT denial text[])
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -371,7 +385,6 @@ DECLARE
     at    timestamptz;
     met   text[]; -- the ids that had a row
     rec   record;
-    n     integer;
     v     double precision;
     said  record;
 BEGIN
@@ -382,13 +395,15 @@ BEGIN
             HINT = 'Call ratelimit.hold for each id.';
     END IF;
     IF pg_catalog.cardinality(ids) = 0 THEN
-        RETURN 0;
+        n := 0;
+        RETURN;
     END IF;
     q := ratelimit._prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
     IF q.effect = 'block' THEN
         at := clock_timestamp();
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        RETURN;
     END IF;
     PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
@@ -411,10 +426,10 @@ BEGIN
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
             IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN
                 rec.until := CASE WHEN rec.state = 'held' THEN greatest(rec.until, at + interval '1 second') END;
-                RAISE SQLSTATE 'PT429' USING
-                    MESSAGE = pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
-                    DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
-                        'reason', rec.state);
+                denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
+                    pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
+                        'reason', rec.state)::text, 'ratelimit.holds says which work has them.'];
+                RETURN;
             END IF;
             UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
              WHERE h.name = name AND h.key = own AND h.id = rec.id;
@@ -422,18 +437,26 @@ BEGIN
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        PERFORM ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        RETURN;
     END IF;
     UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
-    RETURN n;
 END
 $body$;
 
 CREATE OR REPLACE FUNCTION ratelimit.hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
+DECLARE
+    n      integer;
+    denial text[];
 BEGIN
-    RETURN ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global);
+    SELECT r.n, r.denial INTO n, denial FROM ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
+    RETURN n;
 END
 $body$;
 

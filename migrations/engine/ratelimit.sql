@@ -422,35 +422,35 @@ BEGIN
 END
 $body$;
 
--- Raises a denial as an error. names are the limits that deny, and name the one to wait for. QueueConsume of the Go library does not
--- take the error for a denial of its own, since the DETAIL differs.
+-- The error of a denial: MESSAGE, DETAIL and HINT. names are the limits that deny, and name the one to wait for. Whoever is called from
+-- outside raises it: each function between would add its signature to the CONTEXT, which is logged. QueueConsume of the Go library does not take
+-- the error for a denial of its own, since the DETAIL differs.
 CREATE OR REPLACE FUNCTION ratelimit._denied(
     names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
-) RETURNS void
+) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RAISE SQLSTATE 'PT429' USING
-        MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
-        DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
-            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at),
-        HINT = CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
-            ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END;
+    RETURN ARRAY['rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
+        pg_catalog.json_build_object('limit', name, 'remaining', remaining,
+            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at)::text,
+        CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
+            ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END];
 END
 $body$;
 
 -- Decides for the functions below that ask one limit. They pass name and key with COLLATE "C", as every function for SQL by hand does: a
--- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but return a denial. The
--- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
+-- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but a denial is no error. Those functions
+-- have no `now`: a program must not choose the time. Tests call this one, and it raises a denial for them.
 CREATE OR REPLACE FUNCTION ratelimit._by_hand(
     verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
-    max_reserved double precision DEFAULT NULL, most double precision DEFAULT NULL, now timestamptz DEFAULT NULL,
+    max_reserved double precision DEFAULT NULL, most double precision DEFAULT NULL, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
     OUT granted boolean, OUT taken double precision, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql
 AS $body$
@@ -491,7 +491,10 @@ BEGIN
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM ratelimit._answer(verb, q, granted, at, value, ts) AS r;
     IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
-        PERFORM ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
     END IF;
 END
 $body$;
@@ -506,9 +509,14 @@ CREATE OR REPLACE FUNCTION ratelimit.consume(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
-      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+    SELECT r.remaining, r.reset_at, r.at, r.denial INTO remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -623,9 +631,14 @@ CREATE OR REPLACE FUNCTION ratelimit.reserve(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
-      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
+    SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at, r.denial INTO retry_at, delay, remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -664,9 +677,14 @@ CREATE OR REPLACE FUNCTION ratelimit.take(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
-      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
+    SELECT r.taken::bigint, r.remaining, r.reset_at, r.at, r.denial INTO taken, remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -749,9 +767,9 @@ BEGIN
 END
 $body$;
 
--- Decides for ratelimit.consume_all, at an instant that tests choose.
-CREATE OR REPLACE FUNCTION ratelimit._all(requests jsonb, now timestamptz)
-RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
+-- Decides for ratelimit.consume_all, at an instant that tests choose. If it does not raise a denial, it returns it in a row of its own.
+CREATE OR REPLACE FUNCTION ratelimit._all(requests jsonb, now timestamptz, raises boolean DEFAULT true)
+RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz, denial text[])
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -848,7 +866,11 @@ BEGIN
                 EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
-        PERFORM ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        denial := ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN NEXT;
     END IF;
 END
 $body$;
@@ -858,8 +880,15 @@ RETURNS TABLE (name text, key text, remaining double precision, reset_at timesta
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    RETURN QUERY SELECT r.* FROM ratelimit._all(requests, NULL) AS r;
+    FOR name, key, remaining, reset_at, at, denial IN SELECT r.* FROM ratelimit._all(requests, NULL, raises => false) AS r LOOP
+        IF denial IS NOT NULL THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END
 $body$;
 
