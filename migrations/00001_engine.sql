@@ -3438,11 +3438,22 @@ CREATE TYPE ratelimit._request AS (
     zone text, anchor timestamp,
     ahead integer,          -- how many windows the list reaches ahead
     max_reserved double precision,
-    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0, or no slots) and 'unlimited': nothing is read or written. 'never': the
+    effect text,            -- 'numbers': the rows decide. 'block' and 'unlimited': nothing is read or written. A 'block' with a rate of 0 is a plan: a rate of 0, or no slots. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
     given ratelimit._terms -- of a balance: the definition to ask about; kind NULL: the published one
 );
+
+-- Raises the error of a count that the numbers can never grant: it is the caller's, as any other argument that is invalid.
+CREATE FUNCTION ratelimit._never(name text, wrong text) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong),
+        DETAIL = pg_catalog.json_build_object('limit', name, 'reason', 'never');
+END
+$body$;
 
 -- The request of ratelimit._prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
 CREATE FUNCTION ratelimit._prepare_slots(
@@ -3462,13 +3473,14 @@ DECLARE
 BEGIN
     IF wrong IS NULL AND effect = 'numbers' THEN
         PERFORM ratelimit._validate_slots(name, capacity);
-        wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
-            pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
+        IF verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
+            PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count));
+        END IF;
     END IF;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
-    RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+    RETURN ROW(name, coalesce(key, ''), CASE effect WHEN 'block' THEN 1 ELSE 0 END, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
         until, NULL)::ratelimit._request;
 END
@@ -3555,8 +3567,8 @@ BEGIN
     IF capacity - count < floor - ratelimit._tolerance(capacity, floor) THEN
         IF later OR wrong IS NULL AND until IS NOT NULL THEN
             effect := 'never';
-        ELSE
-            wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
+        ELSIF wrong IS NULL THEN
+            PERFORM ratelimit._never(name, CASE WHEN verb = 'take' THEN
                     pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
                 ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
         END IF;
@@ -3578,7 +3590,7 @@ BEGIN
     END IF;
     after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
     IF effect = 'never' AND NOT later AND ratelimit._retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
+        PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count));
     END IF;
     RETURN after;
 END
@@ -3845,11 +3857,16 @@ BEGIN
 END
 $body$;
 
+-- Why a request is denied that the caller could make: more than that can ever be granted is an error (ratelimit._never).
+CREATE FUNCTION ratelimit._reason(q ratelimit._request) RETURNS text
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN q.effect <> 'block' THEN 'quota' WHEN q.rate = '0' THEN 'plan' ELSE 'block' END;
+
 -- The error of a denial: MESSAGE, DETAIL and HINT. names are the limits that deny, and name the one to wait for. Whoever is called from
 -- outside raises it: each function between would add its signature to the CONTEXT, which is logged. QueueConsume of the Go library does not take
 -- the error for a denial of its own, since the DETAIL differs.
 CREATE FUNCTION ratelimit._denied(
-    names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
+    names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz, reason text
 ) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
@@ -3857,7 +3874,7 @@ AS $body$
 BEGIN
     RETURN ARRAY['rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
         pg_catalog.json_build_object('limit', name, 'remaining', remaining,
-            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at)::text,
+            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at, 'reason', reason)::text,
         CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
             ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END];
 END
@@ -3914,7 +3931,7 @@ BEGIN
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM ratelimit._answer(verb, q, granted, at, value, ts) AS r;
     IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
-        denial := ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at, ratelimit._reason(q));
         IF raises THEN
             RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
         END IF;
@@ -3994,13 +4011,14 @@ Result:
 
 Errors:
   PT429         denied: the tokens are not there. Nothing was taken. PostgREST turns it into the HTTP status 429
-  22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
+  22023         an argument is invalid, or the count can never be granted, and then the reason in the DETAIL is never; without numbers, also if no program has published
                 the limit, if it has slots, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 
 The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
-  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
+  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ..., "reason": "quota" or,
+                if the rate is 0 or there are no slots, "plan" or, if the key is blocked, "block"}. retry_at is the
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
                 or, if an override ends before, by what follows; after a block, when no block denies any more. If only the program
                 knows the numbers that follow, it is the end of the override: the call is not granted earlier. It is null, as
@@ -4209,6 +4227,7 @@ DECLARE
     own   record;       -- the rows of a request
     said  record;       -- the answer to a request
     policy boolean := true; -- no block and no rate of 0 denies
+    reason text := 'quota'; -- of a denial: the one that lasts longest, a plan, then a block
     denied text[] := '{}';  -- the limits that deny
     waits timestamptz;      -- until the request of slowest would be granted
     together boolean := false; -- overrides end that change what is granted
@@ -4223,6 +4242,7 @@ BEGIN
         list := pg_catalog.array_append(list, q);
         together := together OR q.until IS NOT NULL AND q.effect <> 'block';
         policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
+        reason := CASE WHEN q.count = '0' OR reason = 'plan' OR q.effect <> 'block' THEN reason ELSE ratelimit._reason(q) END;
         CONTINUE WHEN q.effect NOT IN ('numbers', 'never');
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
@@ -4289,7 +4309,7 @@ BEGIN
                 EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
-        denial := ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        denial := ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at, reason);
         IF raises THEN
             RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
         END IF;
@@ -5059,7 +5079,7 @@ BEGIN
     at := coalesce(now, clock_timestamp());
     IF q.effect = 'block' AND q.count > '0' THEN
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
         IF raises THEN
             RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
         END IF;
@@ -5092,7 +5112,7 @@ BEGIN
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
-        denial := ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at, ratelimit._reason(q));
     END IF;
     IF denial IS NOT NULL THEN
         IF raises THEN
@@ -5183,8 +5203,7 @@ Result:
 
 Errors:
   PT429    denied: nothing was taken. As of ratelimit; retry_at of slots is when holds that end have made room at the latest, if none is
-           extended. The DETAIL has a field reason if the id is the reason: held, by another delivery of the work, which ends at retry_at,
-           or settled, within a day
+           extended. The reason in the DETAIL may also be held, by another delivery of the work, which ends at retry_at, or settled, within a day
   22023    an argument is invalid, no program has published the limit, or only the program knows the numbers of the key
   0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
@@ -5405,7 +5424,7 @@ BEGIN
     IF q.effect = 'block' THEN
         at := clock_timestamp();
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
         RETURN;
     END IF;
     PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
@@ -5440,7 +5459,10 @@ BEGIN
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        IF n::double precision > -q.floor AND q.until IS NULL THEN
+            PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
+        END IF;
+        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at, 'quota');
         RETURN;
     END IF;
     UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
@@ -6883,7 +6905,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6905,7 +6927,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -7009,7 +7031,8 @@ DROP FUNCTION ratelimit.reserve(name text, key text, rate double precision, peri
 DROP FUNCTION ratelimit.try(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
 DROP FUNCTION ratelimit.consume(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
 DROP FUNCTION ratelimit._by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, raises boolean);
-DROP FUNCTION ratelimit._denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz);
+DROP FUNCTION ratelimit._denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz, reason text);
+DROP FUNCTION ratelimit._reason(q ratelimit._request);
 DROP FUNCTION ratelimit._answer(verb text, q ratelimit._request, granted boolean, at timestamptz, value double precision[], ts timestamptz[]);
 DROP FUNCTION ratelimit._repaid_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz);
 DROP FUNCTION ratelimit._full_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, owed boolean);
@@ -7020,6 +7043,7 @@ DROP FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean
 DROP FUNCTION ratelimit._ask(name text, key text, n ratelimit._terms, at timestamptz, given ratelimit._terms, windows timestamptz[]);
 DROP FUNCTION ratelimit._prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
 DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
+DROP FUNCTION ratelimit._never(name text, wrong text);
 DROP TYPE ratelimit._request;
 DROP FUNCTION ratelimit._overrides(since pg_snapshot, after bigint);
 DROP FUNCTION ratelimit.add(id bigint, capacity double precision);

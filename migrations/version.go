@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "f7968806b6865dca409af92d796349a459b603d3f3bf52fa4e9ba250f7d2d74c"
+const Hash = "410aaea1581aa1f87ebc929d7a244691572517ed2db2c8378062b3c6013b3402"

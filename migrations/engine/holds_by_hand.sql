@@ -56,7 +56,7 @@ BEGIN
     at := coalesce(now, clock_timestamp());
     IF q.effect = 'block' AND q.count > '0' THEN
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
         IF raises THEN
             RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
         END IF;
@@ -89,7 +89,7 @@ BEGIN
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
-        denial := ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at, ratelimit._reason(q));
     END IF;
     IF denial IS NOT NULL THEN
         IF raises THEN
@@ -180,8 +180,7 @@ Result:
 
 Errors:
   PT429    denied: nothing was taken. As of ratelimit; retry_at of slots is when holds that end have made room at the latest, if none is
-           extended. The DETAIL has a field reason if the id is the reason: held, by another delivery of the work, which ends at retry_at,
-           or settled, within a day
+           extended. The reason in the DETAIL may also be held, by another delivery of the work, which ends at retry_at, or settled, within a day
   22023    an argument is invalid, no program has published the limit, or only the program knows the numbers of the key
   0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
@@ -402,7 +401,7 @@ BEGIN
     IF q.effect = 'block' THEN
         at := clock_timestamp();
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
         RETURN;
     END IF;
     PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
@@ -437,7 +436,10 @@ BEGIN
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        IF n::double precision > -q.floor AND q.until IS NULL THEN
+            PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
+        END IF;
+        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at, 'quota');
         RETURN;
     END IF;
     UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;

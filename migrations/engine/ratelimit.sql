@@ -15,11 +15,22 @@ CREATE TYPE ratelimit._request AS (
     zone text, anchor timestamp,
     ahead integer,          -- how many windows the list reaches ahead
     max_reserved double precision,
-    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0, or no slots) and 'unlimited': nothing is read or written. 'never': the
+    effect text,            -- 'numbers': the rows decide. 'block' and 'unlimited': nothing is read or written. A 'block' with a rate of 0 is a plan: a rate of 0, or no slots. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
     given ratelimit._terms -- of a balance: the definition to ask about; kind NULL: the published one
 );
+
+-- Raises the error of a count that the numbers can never grant: it is the caller's, as any other argument that is invalid.
+CREATE OR REPLACE FUNCTION ratelimit._never(name text, wrong text) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong),
+        DETAIL = pg_catalog.json_build_object('limit', name, 'reason', 'never');
+END
+$body$;
 
 -- The request of ratelimit._prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
 CREATE OR REPLACE FUNCTION ratelimit._prepare_slots(
@@ -39,13 +50,14 @@ DECLARE
 BEGIN
     IF wrong IS NULL AND effect = 'numbers' THEN
         PERFORM ratelimit._validate_slots(name, capacity);
-        wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
-            pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
+        IF verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
+            PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count));
+        END IF;
     END IF;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
-    RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+    RETURN ROW(name, coalesce(key, ''), CASE effect WHEN 'block' THEN 1 ELSE 0 END, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
         until, NULL)::ratelimit._request;
 END
@@ -132,8 +144,8 @@ BEGIN
     IF capacity - count < floor - ratelimit._tolerance(capacity, floor) THEN
         IF later OR wrong IS NULL AND until IS NOT NULL THEN
             effect := 'never';
-        ELSE
-            wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
+        ELSIF wrong IS NULL THEN
+            PERFORM ratelimit._never(name, CASE WHEN verb = 'take' THEN
                     pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
                 ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
         END IF;
@@ -155,7 +167,7 @@ BEGIN
     END IF;
     after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
     IF effect = 'never' AND NOT later AND ratelimit._retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
+        PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count));
     END IF;
     RETURN after;
 END
@@ -422,11 +434,16 @@ BEGIN
 END
 $body$;
 
+-- Why a request is denied that the caller could make: more than that can ever be granted is an error (ratelimit._never).
+CREATE OR REPLACE FUNCTION ratelimit._reason(q ratelimit._request) RETURNS text
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN q.effect <> 'block' THEN 'quota' WHEN q.rate = '0' THEN 'plan' ELSE 'block' END;
+
 -- The error of a denial: MESSAGE, DETAIL and HINT. names are the limits that deny, and name the one to wait for. Whoever is called from
 -- outside raises it: each function between would add its signature to the CONTEXT, which is logged. QueueConsume of the Go library does not take
 -- the error for a denial of its own, since the DETAIL differs.
 CREATE OR REPLACE FUNCTION ratelimit._denied(
-    names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
+    names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz, reason text
 ) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
@@ -434,7 +451,7 @@ AS $body$
 BEGIN
     RETURN ARRAY['rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
         pg_catalog.json_build_object('limit', name, 'remaining', remaining,
-            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at)::text,
+            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at, 'reason', reason)::text,
         CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
             ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END];
 END
@@ -491,7 +508,7 @@ BEGIN
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM ratelimit._answer(verb, q, granted, at, value, ts) AS r;
     IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
-        denial := ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at, ratelimit._reason(q));
         IF raises THEN
             RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
         END IF;
@@ -571,13 +588,14 @@ Result:
 
 Errors:
   PT429         denied: the tokens are not there. Nothing was taken. PostgREST turns it into the HTTP status 429
-  22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
+  22023         an argument is invalid, or the count can never be granted, and then the reason in the DETAIL is never; without numbers, also if no program has published
                 the limit, if it has slots, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 
 The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
-  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
+  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ..., "reason": "quota" or,
+                if the rate is 0 or there are no slots, "plan" or, if the key is blocked, "block"}. retry_at is the
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
                 or, if an override ends before, by what follows; after a block, when no block denies any more. If only the program
                 knows the numbers that follow, it is the end of the override: the call is not granted earlier. It is null, as
@@ -786,6 +804,7 @@ DECLARE
     own   record;       -- the rows of a request
     said  record;       -- the answer to a request
     policy boolean := true; -- no block and no rate of 0 denies
+    reason text := 'quota'; -- of a denial: the one that lasts longest, a plan, then a block
     denied text[] := '{}';  -- the limits that deny
     waits timestamptz;      -- until the request of slowest would be granted
     together boolean := false; -- overrides end that change what is granted
@@ -800,6 +819,7 @@ BEGIN
         list := pg_catalog.array_append(list, q);
         together := together OR q.until IS NOT NULL AND q.effect <> 'block';
         policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
+        reason := CASE WHEN q.count = '0' OR reason = 'plan' OR q.effect <> 'block' THEN reason ELSE ratelimit._reason(q) END;
         CONTINUE WHEN q.effect NOT IN ('numbers', 'never');
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
@@ -866,7 +886,7 @@ BEGIN
                 EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
-        denial := ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        denial := ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at, reason);
         IF raises THEN
             RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
         END IF;
