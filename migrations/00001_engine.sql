@@ -2500,6 +2500,22 @@ BEGIN
 END
 $body$;
 
+-- A definition in the spelling of SQL: the Go library writes maxReserved, and 1 quarter.
+CREATE FUNCTION ratelimit._spelled(definition jsonb, number bigint) RETURNS jsonb
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF jsonb_typeof(definition) = 'object' AND definition ? 'maxReserved'::text THEN
+        IF definition ? 'max_reserved'::text THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definition %s: max_reserved is there twice, once as maxReserved', number);
+        END IF;
+        definition := pg_catalog.jsonb_set(definition - 'maxReserved'::text, '{max_reserved}', definition->'maxReserved'::text);
+    END IF;
+    RETURN CASE definition->>'period'::text WHEN '1 quarter' THEN pg_catalog.jsonb_set(definition, '{period}', '"3 months"') ELSE definition END;
+END
+$body$;
+
 -- ratelimit.publish, and what a process of the Go library says of its list:
 --
 --   heartbeat   NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
@@ -2717,6 +2733,9 @@ BEGIN
     IF definitions = '[]' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must not be empty. To withdraw what program %1$L has published: SELECT ratelimit.withdraw(%1$L)', program);
     END IF;
+    IF jsonb_typeof(definitions) = 'array' THEN
+        SELECT pg_catalog.jsonb_agg(ratelimit._spelled(e.value, e.number) ORDER BY e.number) INTO definitions FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
+    END IF;
     SELECT p.counts, p.others INTO counts, others FROM ratelimit._publish(program COLLATE "C", definitions, NULL::boolean) AS p;
 END
 $body$;
@@ -2729,7 +2748,7 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit.consume, of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit.consume, or as the Go library writes them (maxReserved, '1 quarter'), of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00', and a
@@ -6905,7 +6924,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6927,7 +6946,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -7070,6 +7089,7 @@ DROP TABLE ratelimit.overrides;
 DROP FUNCTION ratelimit.withdraw(program text);
 DROP FUNCTION ratelimit.publish(program text, definitions jsonb);
 DROP FUNCTION ratelimit._publish(program text, definitions jsonb, heartbeat boolean);
+DROP FUNCTION ratelimit._spelled(definition jsonb, number bigint);
 DROP FUNCTION ratelimit._list(program text, own text);
 DROP FUNCTION ratelimit._check_definition(definition jsonb, number bigint);
 DROP FUNCTION ratelimit._validate_slots(name text, capacity double precision);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "410aaea1581aa1f87ebc929d7a244691572517ed2db2c8378062b3c6013b3402"
+const Hash = "a56ae016872f6869414c29faacd3d8fefdcdb18a8c651f18f1e7bc566af2d3a9"

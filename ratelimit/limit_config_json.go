@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 )
 
-// UnmarshalJSON implements [json.Unmarshaler]. An unknown field, a field that is there twice and a value of the wrong type are
+// UnmarshalJSON implements [json.Unmarshaler]. It also reads what the SQL function ratelimit.publish does: max_reserved for maxReserved, and
+// intervals such as "1 minute", "7 days" and "3 months". An unknown field, a field that is there twice and a value of the wrong type are
 // errors that match [ErrInvalid] and name the limit and the field. [Config.Limit] checks the values.
 func (c *Config) UnmarshalJSON(text []byte) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -35,6 +37,9 @@ func (c *Config) UnmarshalJSON(text []byte) error {
 			return err // never: text is valid JSON
 		}
 		name, _ := token.(string)
+		if name == "max_reserved" {
+			name = "maxReserved"
+		}
 		field, known := fields[name]
 		switch {
 		case !known:
@@ -47,9 +52,26 @@ func (c *Config) UnmarshalJSON(text []byte) error {
 		seen[name] = true
 	}
 	if mistakes == nil {
+		c.Period, c.Varies = c.period(c.Period), sqlInterval.ReplaceAllString(c.Varies, "$1$2")
 		return nil
 	}
 	return fmt.Errorf("%w: limit %q: %s", ErrInvalid, c.Name, strings.Join(mistakes, "; "))
+}
+
+// sqlInterval is a length of time as Postgres writes it, and in it what Go has.
+var sqlInterval = regexp.MustCompile(`^([0-9]+) (s|m|h|d|w)(?:econd|inute|our|ay|eek)s?$`)
+
+// period is a period in the spelling of [Config].
+func (c *Config) period(text string) string {
+	switch {
+	case c.Kind != kindCalendarWindow:
+		return sqlInterval.ReplaceAllString(text, "$1$2")
+	case text == "7 days":
+		return string("1 " + Week)
+	case text == "3 months":
+		return string("1 " + Quarter)
+	}
+	return text
 }
 
 // MarshalJSON implements [json.Marshaler]: a limit is its [Limit.Config], and an invalid one has only a name.

@@ -161,6 +161,22 @@ BEGIN
 END
 $body$;
 
+-- A definition in the spelling of SQL: the Go library writes maxReserved, and 1 quarter.
+CREATE OR REPLACE FUNCTION ratelimit._spelled(definition jsonb, number bigint) RETURNS jsonb
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF jsonb_typeof(definition) = 'object' AND definition ? 'maxReserved'::text THEN
+        IF definition ? 'max_reserved'::text THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definition %s: max_reserved is there twice, once as maxReserved', number);
+        END IF;
+        definition := pg_catalog.jsonb_set(definition - 'maxReserved'::text, '{max_reserved}', definition->'maxReserved'::text);
+    END IF;
+    RETURN CASE definition->>'period'::text WHEN '1 quarter' THEN pg_catalog.jsonb_set(definition, '{period}', '"3 months"') ELSE definition END;
+END
+$body$;
+
 -- ratelimit.publish, and what a process of the Go library says of its list:
 --
 --   heartbeat   NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
@@ -378,6 +394,9 @@ BEGIN
     IF definitions = '[]' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must not be empty. To withdraw what program %1$L has published: SELECT ratelimit.withdraw(%1$L)', program);
     END IF;
+    IF jsonb_typeof(definitions) = 'array' THEN
+        SELECT pg_catalog.jsonb_agg(ratelimit._spelled(e.value, e.number) ORDER BY e.number) INTO definitions FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
+    END IF;
     SELECT p.counts, p.others INTO counts, others FROM ratelimit._publish(program COLLATE "C", definitions, NULL::boolean) AS p;
 END
 $body$;
@@ -390,7 +409,7 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit.consume, of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit.consume, or as the Go library writes them (maxReserved, '1 quarter'), of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00', and a
