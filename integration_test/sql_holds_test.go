@@ -255,7 +255,7 @@ func TestHoldByHandOfTokens(t *testing.T) {
 	}
 	// Limits without keys.
 	token := scan[string](t, pool, "SELECT token FROM ratelimit.hold('budget', id => 'job', count => 60, ttl => '1 hour', global => true)")
-	if got := lines(t, pool, "SELECT id, count FROM ratelimit.holds('budget', global => true)"); got != "(job,60)" {
+	if got := lines(t, pool, "SELECT key, id, count, unit FROM ratelimit.holds('budget', global => true)"); got != "(\"\",job,60,tokens)" {
 		t.Error(got)
 	}
 	if !scan[bool](t, pool, "SELECT ratelimit.release('budget', id => $1, global => true)", token) {

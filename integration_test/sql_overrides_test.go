@@ -125,8 +125,8 @@ func TestByHandUnderOverrides(t *testing.T) {
 		}
 	}
 	mustExec(t, pool, "UPDATE ratelimit.limits SET ts = ts + interval '1 hour'") // nothing is refilled meanwhile
-	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit.keys('bucket') ORDER BY key COLLATE "C"`)
-	const want = "(blocked,0,t)\n(both,40,)\n(\"for good\",0,t)\n(free,Infinity,)\n(other,0,f)\n(raised,0,f)"
+	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, capacity, ceil(used), retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit.keys('bucket') ORDER BY key COLLATE "C"`)
+	const want = "(blocked,0,20,,t)\n(both,40,40,0,)\n(\"for good\",0,20,,t)\n(free,Infinity,,,)\n(other,0,20,20,f)\n(raised,0,30,30,f)"
 	if keys != want {
 		t.Errorf("ratelimit.keys:\n%s\nwant\n%s", keys, want)
 	}
@@ -214,6 +214,14 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit.consume('varying month', 'ann', count => 0)":                                                               "rate limit 'varying month': the numbers of this key are the program's",
 		"ratelimit.consume('typo', 'ann')":                                                                                    "rate limit 'typo': no program has published it",
 		"ratelimit.keys('typo')":                                                                                              "no program has published it",
+		"ratelimit.restore('typo', 'ann')":                                                                                     "nobody knows it: no program has published it, and it has no row and no override",
+		"ratelimit.unblock('typo', every_key => true)":                                                                         "nobody knows it",
+		"ratelimit.resume('typo', 'ann')":                                                                                      "nobody knows it",
+		"ratelimit.reset('typo', 'ann', who => 'ben')":                                                                         "nobody knows it",
+		"ratelimit.release('typo', 'ann', 'job', who => 'ben')":                                                                "nobody knows it",
+		"ratelimit.holds('typo', 'ann')":                                                                                       "nobody knows it",
+		"ratelimit.usage('typo')":                                                                                              "nobody knows it",
+		"ratelimit.denials('typo')":                                                                                            "nobody knows it",
 		"ratelimit.sweep('typo')":                                                                                             "no program has published it",
 		"ratelimit.consume('bucket', '')":                                                                                     "key must have 1 to 1024 bytes, not",
 		"ratelimit.consume('bucket', 'ann', count => 21)":                                                                     "count must be at most 20, not 21: more can never be granted",

@@ -1411,8 +1411,12 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
-    IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN
-        PERFORM ratelimit._note_reset(name, key, reason, who);
+    IF coalesce(reason, who) IS NOT NULL THEN
+        IF deleted > 0 THEN
+            PERFORM ratelimit._note_reset(name, key, reason, who);
+        ELSE
+            PERFORM ratelimit._check_known(name);
+        END IF;
     END IF;
     RETURN deleted;
 END
@@ -1435,7 +1439,7 @@ With a reason or with who, it adds a row to ratelimit.overrides if it deletes ro
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
-  22023   an argument is invalid, or the key has slots that are in use
+  22023   an argument is invalid, or the key has slots that are in use; with a reason or who, also if nobody knows the limit, as for ratelimit.restore
 $text$;
 
 -- Decides many calls for one or several limits without shards. Each call is decided as if it had been made alone, in order.
@@ -3030,7 +3034,7 @@ BEGIN
     IF n.effect = 'numbers' AND n.kind IS NULL THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
-            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit.publish).';
+            HINT = pg_catalog.concat('Published are ' || ratelimit._nearest(name) || '. ', 'Pass rate and period, or have a program publish its limits (ratelimit.publish).');
     ELSIF n.effect = 'varies' AND NOT varying THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
@@ -3060,6 +3064,24 @@ BEGIN
                  WHERE f.current OR f.published_at > clock_timestamp() - interval '7 days') AS d
       ) AS n;
     RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
+END
+$body$;
+
+-- Refuses the name of a limit to an operator, if programs publish limits and nobody knows it.
+CREATE FUNCTION ratelimit._check_known(name text) RETURNS void
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name)
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name)
+       AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %s: nobody knows it: no program has published it, and it has no row and no override', quote_nullable(left(name, 255))),
+            HINT = pg_catalog.format('Published are %s.', ratelimit._nearest(name));
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL; -- a role that does not see all of them
 END
 $body$;
 
@@ -3234,6 +3256,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
     key := ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key);
+    PERFORM ratelimit._check_known(name COLLATE "C");
     ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
         ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
@@ -3257,6 +3280,9 @@ Arguments:
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
 
 Key, global and every_key are as for ratelimit.override.
+
+Errors:
+  22023   an argument is invalid, or programs publish limits, and none has this name, nor has it a row or an override
 $text$;
 
 CREATE FUNCTION ratelimit.unblock(
@@ -5285,6 +5311,9 @@ BEGIN
             HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
     END IF;
     IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN
+        IF forced THEN
+            PERFORM ratelimit._check_known(name);
+        END IF;
         RETURN false;
     END IF;
     IF rec.unit <> 'slots' THEN -- whose numbers do not matter
@@ -5336,9 +5365,10 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Lists for ratelimit.holds.
-CREATE FUNCTION ratelimit._list_holds(name text, key text, global boolean)
-RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
+CREATE FUNCTION ratelimit.holds(
+    name text, INOUT key text DEFAULT NULL, global boolean DEFAULT false,
+    OUT id text, OUT count double precision, OUT unit text, OUT since timestamptz, OUT until timestamptz, OUT expired boolean
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5353,20 +5383,13 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     RETURN QUERY
-    SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
+    SELECT own::text, h.id::text, h.count, h.unit, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
       FROM ratelimit.holds AS h
-     WHERE h.name = name AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
+     WHERE h.name = name COLLATE "C" AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
      ORDER BY h.taken_at, h.id;
-END
-$body$;
-
-CREATE FUNCTION ratelimit.holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
-RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
-LANGUAGE plpgsql STABLE
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    RETURN QUERY SELECT r.* FROM ratelimit._list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
+    IF NOT FOUND THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    END IF;
 END
 $body$;
 
@@ -5381,14 +5404,16 @@ Arguments:
   global  true: the limit has no keys, and key must be NULL. Default false
 
 Result, one row for each hold:
+  key      '' for a limit without keys
   id       of the work or the thing
   count    the slots or tokens that it holds; 0: the key was unlimited then
+  unit     'slots' or 'tokens'; 'none': the key was unlimited then
   since    when they were taken
   until    when the hold ends; NULL: it has no end
   expired  true: until has passed, and the next call that takes from the key, or a sweep, gives them back. Until then its worker may still settle it
 
 Errors:
-  22023    an argument is invalid
+  22023    an argument is invalid, or programs publish limits, and nobody knows this one
 $text$;
 
 -- Checks the arguments of the functions for many ids or for slots alone, and returns the ids in the order of locks, each once.
@@ -5809,6 +5834,7 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
+    PERFORM ratelimit._check_known(name COLLATE "C");
     RETURN ratelimit._resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
 END
 $body$;
@@ -6041,7 +6067,7 @@ $body$;
 CREATE FUNCTION ratelimit._keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     zone text, anchor timestamp, keys text[], now timestamptz
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz, most double precision, used double precision)
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
@@ -6053,19 +6079,21 @@ BEGIN
         given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), NULL, start, 1,
             CASE kind WHEN 'calendar window' THEN coalesce(zone, 'UTC') END, CASE kind WHEN 'calendar window' THEN coalesce(anchor, '2001-01-01') END, NULL);
     END IF;
-    RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until
-      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
+    RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until, n.most, coalesce(s.used, CASE WHEN s.effect = 'numbers' THEN n.most - s.remaining END)
+      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s
+     CROSS JOIN LATERAL (SELECT CASE WHEN s.effect IN ('numbers', 'block') THEN (s.numbers).capacity END AS most) AS n;
 END
 $body$;
 
 CREATE FUNCTION ratelimit.keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
+    OUT key text, OUT remaining double precision, INOUT capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL,
+    OUT used double precision, OUT retry_at timestamptz, OUT paused_until timestamptz
+) RETURNS SETOF record
 LANGUAGE sql STABLE
 AS $body$
-    SELECT k.key, k.remaining, k.retry_at, k.paused_until
+    SELECT k.key, k.remaining, k.most, k.used, k.retry_at, k.paused_until
       FROM ratelimit._keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
@@ -6078,6 +6106,9 @@ Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
   remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
              are in use. Holds that have expired are free
+  capacity   the most tokens that it can have by the numbers in force, or how many slots there are; NULL: it is unlimited, or only the program
+             knows
+  used       the slots in use, or the tokens that are missing to the capacity. NULL: not known, or it has tokens and is blocked or unlimited
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
              are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. If an override says
              that there are none, when it ends. It is what a denied
@@ -6726,8 +6757,10 @@ $body$;
 
 -- A query of all limits takes the index by minute, and one of a limit the primary key. It is PL/pgSQL, since Citus refuses a function of
 -- SQL that reads a distributed table by its arguments.
-CREATE FUNCTION ratelimit.usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
-RETURNS SETOF ratelimit.usage
+CREATE FUNCTION ratelimit.usage(
+    INOUT name text DEFAULT NULL, since timestamptz DEFAULT NULL,
+    OUT minute timestamptz, OUT granted bigint, OUT denied bigint, OUT failed bigint, OUT tokens double precision, OUT refunded double precision, OUT waited double precision
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -6735,9 +6768,14 @@ DECLARE
     first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
 BEGIN
     IF name IS NULL THEN
-        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
-    ELSE
-        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+        RETURN QUERY SELECT r.name::text, r.minute, r.granted, r.denied, r.failed, r.tokens, r.refunded, r.waited
+          FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT r.name::text, r.minute, r.granted, r.denied, r.failed, r.tokens, r.refunded, r.waited
+      FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C") THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
     END IF;
 END
 $body$;
@@ -6767,6 +6805,9 @@ Result:
   refunded  the tokens that were given back, by Settle and Release as well
   waited    the seconds from grants to the instants at which their work may run, added up: of reservations, and of Wait
 
+Errors:
+  22023     programs publish limits, and nobody knows this one
+
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
 
@@ -6787,6 +6828,9 @@ BEGIN
              GROUP BY r.key
           ) AS k
          ORDER BY k.denied DESC, k.last_denied DESC, k.key;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.denials AS r WHERE r.name = name COLLATE "C") THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    END IF;
 END
 $body$;
 
@@ -6924,7 +6968,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6946,7 +6990,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -6984,7 +7028,7 @@ DROP FUNCTION ratelimit.schema();
 DROP FUNCTION ratelimit.grant(role name, work text);
 DROP FUNCTION ratelimit.refuse();
 DROP FUNCTION ratelimit.denials(name text, since timestamptz);
-DROP FUNCTION ratelimit.usage(name text, since timestamptz);
+DROP FUNCTION ratelimit.usage(INOUT name text, since timestamptz);
 DROP FUNCTION ratelimit._record_usage(names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[], tokens double precision[], refunded double precision[], waited double precision[], denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[], keep interval);
 DROP TABLE ratelimit.denials;
 DROP TABLE ratelimit.usage;
@@ -6997,7 +7041,7 @@ DROP FUNCTION ratelimit._sweep_numbers(name text, INOUT rate double precision, I
 DROP FUNCTION ratelimit._idle(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
 DROP FUNCTION ratelimit._sweep_turn(name text, step text, since interval, mine timestamptz);
 DROP TABLE ratelimit.sweeps;
-DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
+DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, kind text, INOUT capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION ratelimit._keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION ratelimit._states(name text, keys text[], at timestamptz, given ratelimit._terms, alone boolean, whole boolean);
 DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz, given ratelimit._terms, windows timestamptz[], whole boolean);
@@ -7016,8 +7060,7 @@ DROP FUNCTION ratelimit._release_many(name text, key text, ids text[], global bo
 DROP FUNCTION ratelimit.hold_many(name text, key text, ids text[], global boolean);
 DROP FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean);
 DROP FUNCTION ratelimit._many(name text, key text, ids text[], global boolean);
-DROP FUNCTION ratelimit.holds(name text, key text, global boolean);
-DROP FUNCTION ratelimit._list_holds(name text, key text, global boolean);
+DROP FUNCTION ratelimit.holds(name text, INOUT key text, global boolean);
 DROP FUNCTION ratelimit.release(name text, key text, id text, global boolean, reason text, who text);
 DROP FUNCTION ratelimit._release_by_hand(name text, key text, id text, global boolean, reason text, who text, now timestamptz);
 DROP FUNCTION ratelimit.hold(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean);
@@ -7073,6 +7116,7 @@ DROP FUNCTION ratelimit.block(name text, key text, until timestamptz, reason tex
 DROP FUNCTION ratelimit.override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean, global boolean, every_key boolean);
 DROP FUNCTION ratelimit._insert_override(name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean);
 DROP FUNCTION ratelimit._scope(name text, key text, global boolean, every_key boolean);
+DROP FUNCTION ratelimit._check_known(name text);
 DROP FUNCTION ratelimit._nearest(name text);
 DROP FUNCTION ratelimit._numbers(name text, key text, at timestamptz, before bigint, varying boolean, under bigint, standing boolean, given ratelimit._terms);
 DROP FUNCTION ratelimit._under(d ratelimit._terms, o ratelimit.overrides);

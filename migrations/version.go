@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "a56ae016872f6869414c29faacd3d8fefdcdb18a8c651f18f1e7bc566af2d3a9"
+const Hash = "778bbc51e5f7e2f3693e209283a2ccd03954ca4f4e41684d4ae71ddec7c9c976"

@@ -276,10 +276,10 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r.edit("keys.sql", "start timestamptz DEFAULT NULL,\n    zone", "start timestamptz DEFAULT now(),\n    zone")
 		},
 		"an argument has come": func(r repo) {
-			r.edit("keys.sql", "keys text[] DEFAULT NULL\n", "keys text[] DEFAULT NULL, more text DEFAULT ''\n")
+			r.edit("keys.sql", "keys text[] DEFAULT NULL,\n    OUT used", "keys text[] DEFAULT NULL, more text DEFAULT '',\n    OUT used")
 		},
 		"a column has gone": func(r repo) {
-			r.edit("keys.sql", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision)")
+			r.edit("keys.sql", "OUT retry_at timestamptz, OUT paused_until timestamptz\n", "OUT retry_at timestamptz\n")
 		},
 		"an argument changes name": func(r repo) {
 			r.edit("keys.sql", "ratelimit.keys(\n    name text, rate double precision DEFAULT", "ratelimit.keys(\n    nom text, rate double precision DEFAULT")

@@ -243,6 +243,9 @@ BEGIN
             HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
     END IF;
     IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN
+        IF forced THEN
+            PERFORM ratelimit._check_known(name);
+        END IF;
         RETURN false;
     END IF;
     IF rec.unit <> 'slots' THEN -- whose numbers do not matter
@@ -294,9 +297,10 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Lists for ratelimit.holds.
-CREATE OR REPLACE FUNCTION ratelimit._list_holds(name text, key text, global boolean)
-RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
+CREATE OR REPLACE FUNCTION ratelimit.holds(
+    name text, INOUT key text DEFAULT NULL, global boolean DEFAULT false,
+    OUT id text, OUT count double precision, OUT unit text, OUT since timestamptz, OUT until timestamptz, OUT expired boolean
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -311,20 +315,13 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     RETURN QUERY
-    SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
+    SELECT own::text, h.id::text, h.count, h.unit, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
       FROM ratelimit.holds AS h
-     WHERE h.name = name AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
+     WHERE h.name = name COLLATE "C" AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
      ORDER BY h.taken_at, h.id;
-END
-$body$;
-
-CREATE OR REPLACE FUNCTION ratelimit.holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
-RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
-LANGUAGE plpgsql STABLE
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    RETURN QUERY SELECT r.* FROM ratelimit._list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
+    IF NOT FOUND THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    END IF;
 END
 $body$;
 
@@ -339,14 +336,16 @@ Arguments:
   global  true: the limit has no keys, and key must be NULL. Default false
 
 Result, one row for each hold:
+  key      '' for a limit without keys
   id       of the work or the thing
   count    the slots or tokens that it holds; 0: the key was unlimited then
+  unit     'slots' or 'tokens'; 'none': the key was unlimited then
   since    when they were taken
   until    when the hold ends; NULL: it has no end
   expired  true: until has passed, and the next call that takes from the key, or a sweep, gives them back. Until then its worker may still settle it
 
 Errors:
-  22023    an argument is invalid
+  22023    an argument is invalid, or programs publish limits, and nobody knows this one
 $text$;
 
 -- Checks the arguments of the functions for many ids or for slots alone, and returns the ids in the order of locks, each once.

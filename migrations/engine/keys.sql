@@ -212,7 +212,7 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     zone text, anchor timestamp, keys text[], now timestamptz
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz, most double precision, used double precision)
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
@@ -224,19 +224,21 @@ BEGIN
         given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), NULL, start, 1,
             CASE kind WHEN 'calendar window' THEN coalesce(zone, 'UTC') END, CASE kind WHEN 'calendar window' THEN coalesce(anchor, '2001-01-01') END, NULL);
     END IF;
-    RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until
-      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
+    RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until, n.most, coalesce(s.used, CASE WHEN s.effect = 'numbers' THEN n.most - s.remaining END)
+      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s
+     CROSS JOIN LATERAL (SELECT CASE WHEN s.effect IN ('numbers', 'block') THEN (s.numbers).capacity END AS most) AS n;
 END
 $body$;
 
 CREATE OR REPLACE FUNCTION ratelimit.keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
+    OUT key text, OUT remaining double precision, INOUT capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL,
+    OUT used double precision, OUT retry_at timestamptz, OUT paused_until timestamptz
+) RETURNS SETOF record
 LANGUAGE sql STABLE
 AS $body$
-    SELECT k.key, k.remaining, k.retry_at, k.paused_until
+    SELECT k.key, k.remaining, k.most, k.used, k.retry_at, k.paused_until
       FROM ratelimit._keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
@@ -249,6 +251,9 @@ Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
   remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
              are in use. Holds that have expired are free
+  capacity   the most tokens that it can have by the numbers in force, or how many slots there are; NULL: it is unlimited, or only the program
+             knows
+  used       the slots in use, or the tokens that are missing to the capacity. NULL: not known, or it has tokens and is blocked or unlimited
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
              are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. If an override says
              that there are none, when it ends. It is what a denied

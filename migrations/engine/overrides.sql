@@ -198,7 +198,7 @@ BEGIN
     IF n.effect = 'numbers' AND n.kind IS NULL THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
-            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit.publish).';
+            HINT = pg_catalog.concat('Published are ' || ratelimit._nearest(name) || '. ', 'Pass rate and period, or have a program publish its limits (ratelimit.publish).');
     ELSIF n.effect = 'varies' AND NOT varying THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
@@ -228,6 +228,24 @@ BEGIN
                  WHERE f.current OR f.published_at > clock_timestamp() - interval '7 days') AS d
       ) AS n;
     RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
+END
+$body$;
+
+-- Refuses the name of a limit to an operator, if programs publish limits and nobody knows it.
+CREATE OR REPLACE FUNCTION ratelimit._check_known(name text) RETURNS void
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name)
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name)
+       AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %s: nobody knows it: no program has published it, and it has no row and no override', quote_nullable(left(name, 255))),
+            HINT = pg_catalog.format('Published are %s.', ratelimit._nearest(name));
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL; -- a role that does not see all of them
 END
 $body$;
 
@@ -402,6 +420,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
     key := ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key);
+    PERFORM ratelimit._check_known(name COLLATE "C");
     ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
         ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
@@ -425,6 +444,9 @@ Arguments:
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
 
 Key, global and every_key are as for ratelimit.override.
+
+Errors:
+  22023   an argument is invalid, or programs publish limits, and none has this name, nor has it a row or an override
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.unblock(

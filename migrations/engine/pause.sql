@@ -166,6 +166,7 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
+    PERFORM ratelimit._check_known(name COLLATE "C");
     RETURN ratelimit._resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
 END
 $body$;

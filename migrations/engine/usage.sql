@@ -146,8 +146,10 @@ $body$;
 
 -- A query of all limits takes the index by minute, and one of a limit the primary key. It is PL/pgSQL, since Citus refuses a function of
 -- SQL that reads a distributed table by its arguments.
-CREATE OR REPLACE FUNCTION ratelimit.usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
-RETURNS SETOF ratelimit.usage
+CREATE OR REPLACE FUNCTION ratelimit.usage(
+    INOUT name text DEFAULT NULL, since timestamptz DEFAULT NULL,
+    OUT minute timestamptz, OUT granted bigint, OUT denied bigint, OUT failed bigint, OUT tokens double precision, OUT refunded double precision, OUT waited double precision
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -155,9 +157,14 @@ DECLARE
     first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
 BEGIN
     IF name IS NULL THEN
-        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
-    ELSE
-        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+        RETURN QUERY SELECT r.name::text, r.minute, r.granted, r.denied, r.failed, r.tokens, r.refunded, r.waited
+          FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT r.name::text, r.minute, r.granted, r.denied, r.failed, r.tokens, r.refunded, r.waited
+      FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C") THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
     END IF;
 END
 $body$;
@@ -187,6 +194,9 @@ Result:
   refunded  the tokens that were given back, by Settle and Release as well
   waited    the seconds from grants to the instants at which their work may run, added up: of reservations, and of Wait
 
+Errors:
+  22023     programs publish limits, and nobody knows this one
+
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
 
@@ -207,6 +217,9 @@ BEGIN
              GROUP BY r.key
           ) AS k
          ORDER BY k.denied DESC, k.last_denied DESC, k.key;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.denials AS r WHERE r.name = name COLLATE "C") THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    END IF;
 END
 $body$;
 
