@@ -176,7 +176,7 @@ func (s *sides) each(asks []ask) step {
 func (s *sides) pause(verb string, asks []ask) step {
 	var requests []ratelimit.Request
 	for _, a := range randomTake(s.r, asks) {
-		if a.limit.Config().Kind == "token bucket" {
+		if a.limit.Config().Kind == "token bucket" && a.key != "" { // Global is refused where the limit has keys
 			requests = append(requests, a.plain().Count(randomTokens(s.r, a.limit.Capacity())))
 		}
 	}

@@ -226,7 +226,15 @@ func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb strin
 	case "move":
 		err = l.Move(ctx, db, requests[0], requests[1])
 	default:
-		err = l.Reset(ctx, db, requests...)
+		keyed := requests[:0] // Global is refused where the limit has keys
+		for i, a := range asks {
+			if a.key != "" {
+				keyed = append(keyed, requests[i])
+			}
+		}
+		if len(keyed) > 0 || len(asks) == 0 {
+			err = l.Reset(ctx, db, keyed...)
+		}
 	}
 	got.receipt = got.Receipt()
 	return got, err

@@ -79,7 +79,7 @@ func TestHoldByHand(t *testing.T) {
 	}
 	two := h.holds("job 2", 30*time.Minute, acme)
 	d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit.hold('renders', 'acme', 'job 3', ttl => '1 hour')")
-	if d.Reason != "" || !d.RetryAt.Equal(two.Expires) || d.Remaining == nil || *d.Remaining != 0 || *d.RetryAfter > 1800 {
+	if d.Reason != "quota" || !d.RetryAt.Equal(two.Expires) || d.Remaining == nil || *d.Remaining != 0 || *d.RetryAfter > 1800 {
 		t.Errorf("%+v", d)
 	}
 	if got := lines(t, pool, "SELECT id, count, since >= '"+before.Format(time.RFC3339Nano)+"', until - since > '29 minutes', expired FROM ratelimit.holds('renders', 'acme')"); got != "(\"jöb 1\",1,t,t,f)\n(\"job 2\",1,t,t,f)" {

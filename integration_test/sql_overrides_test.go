@@ -103,21 +103,26 @@ func TestByHandUnderOverrides(t *testing.T) {
 		       ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('calendar', every_key => true, rate => 2, forever => true);
 		SELECT ratelimit.override('varying', 'ann', rate => 5, capacity => 5, forever => true), ratelimit.block('varying', 'eve', forever => true), ratelimit.unlimited('varying month', 'ann', forever => true),
 		       ratelimit.override('varying', 'half', rate => 5, forever => true)`)
+	mustExec(t, pool, "DELETE FROM ratelimit.overrides AS o WHERE o.name = 'own'; INSERT INTO ratelimit.overrides (name, key, effect) VALUES ('own', 'blocked', 'block')") // of a limit that nobody publishes
 	for call, want := range map[string]string{
-		"'bucket', 'raised', count => 20":   "t 0",
-		"'bucket', 'both', count => 60":     "t 40",
-		"'bucket', 'blocked'":               "f 0 9000-01-01",
-		"'bucket', 'blocked', count => 0":   "t 0",
-		"'bucket', 'for good'":              "f 0",
-		"'bucket', 'free', count => 1e12":   "t Infinity",
-		"'bucket', 'other', count => 20":    "t 0",
-		"'calendar', 'ann', count => 2":     "t 0",
-		"'varying', 'ann', count => 5":      "t 0",
-		"'varying', 'eve'":                  "f 0",
-		"'varying', 'bob', 7, '1 day'":      "t 6",
-		"'varying', 'half', 7, '1 day'":     "t 6",
-		"'varying month', 'ann'":            "t Infinity",
-		"'bucket', 'blocked', 10, '1 hour'": "t 9",
+		"'bucket', 'raised', count => 20":                      "t 0",
+		"'bucket', 'both', count => 60":                        "t 40",
+		"'bucket', 'blocked'":                                  "f 0 9000-01-01",
+		"'bucket', 'blocked', count => 0":                      "t 0",
+		"'bucket', 'for good'":                                 "f 0",
+		"'bucket', 'free', count => 1e12":                      "t Infinity",
+		"'bucket', 'other', count => 20":                       "t 0",
+		"'calendar', 'ann', count => 2":                        "t 0",
+		"'varying', 'ann', count => 5":                         "t 0",
+		"'varying', 'eve'":                                     "f 0",
+		"'varying', 'bob', 7, '1 day'":                         "t 6",
+		"'varying', 'half', 7, '1 day'":                        "t 4",
+		"'varying month', 'ann'":                               "t Infinity",
+		"'bucket', 'blocked', 10, '1 minute', capacity => 20":  "f 0 9000-01-01",
+		"'bucket', 'for good', 10, '1 minute', capacity => 20": "f 0",
+		"'bucket', 'free', 10, '1 minute', capacity => 20":     "t Infinity",
+		"'own', 'free', 3, '1 hour'":                           "t 2",
+		"'own', 'blocked', 3, '1 hour'":                        "f 0",
 	} {
 		got := scan[string](t, pool, `SELECT concat_ws(' ', granted, floor(remaining), CASE WHEN NOT granted THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit.try(`+call+`)`)
 		if got != want {
@@ -142,7 +147,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	if varying := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying') ORDER BY key"); varying != notKnown {
 		t.Errorf("of keys with numbers of their own: %s, want %s", varying, notKnown)
 	}
-	if known := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying', 7, '1 day', keys => '{bob,half}') ORDER BY key"); known != "(bob,6)\n(half,6)" {
+	if known := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying', 7, '1 day', keys => '{bob,half}') ORDER BY key"); known != "(bob,6)\n(half,4)" {
 		t.Errorf("with numbers: %s", known)
 	}
 	mustExec(t, pool, "SELECT ratelimit.override('varying', every_key => true, rate => 4, capacity => 4, forever => true)")
@@ -164,21 +169,21 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 		want      string
 	}{
 		{"bucket", "", x},
-		{"bucket", "block('bucket', NULL, until => '" + y + "')", y},
-		{"bucket", "block('bucket', NULL, forever => true)", "infinity"},
-		{"bucket", "block('bucket', NULL, until => '8000-01-01')", x},
-		{"bucket", "unlimited('bucket', NULL, until => '" + y + "')", x},
-		{"bucket", "override('bucket', NULL, rate => 1, until => '" + y + "')", x},
+		{"bucket", "block('bucket', every_key => true, until => '" + y + "')", y},
+		{"bucket", "block('bucket', every_key => true, forever => true)", "infinity"},
+		{"bucket", "block('bucket', every_key => true, until => '8000-01-01')", x},
+		{"bucket", "unlimited('bucket', every_key => true, until => '" + y + "')", x},
+		{"bucket", "override('bucket', every_key => true, rate => 1, until => '" + y + "')", x},
 		{"none", "", "infinity"},
-		{"none", "block('none', NULL, until => '" + y + "')", "infinity"},
-		{"none", "override('none', NULL, rate => 1, until => '" + y + "')", x},
-		{"none", "override('none', NULL, rate => 1, until => '8000-01-01')", "infinity"},
+		{"none", "block('none', every_key => true, until => '" + y + "')", "infinity"},
+		{"none", "override('none', every_key => true, rate => 1, until => '" + y + "')", x},
+		{"none", "override('none', every_key => true, rate => 1, until => '8000-01-01')", "infinity"},
 		{"none", "override('none', 'ann', rate => 1, forever => true)", x},
-		{"none", "unlimited('none', NULL, until => '" + y + "')", x},
+		{"none", "unlimited('none', every_key => true, until => '" + y + "')", x},
 		{"open", "", x},
-		{"open", "block('open', NULL, until => '" + y + "')", y},
+		{"open", "block('open', every_key => true, until => '" + y + "')", y},
 		{"varying", "", x},
-		{"varying", "block('varying', NULL, until => '" + y + "')", y},
+		{"varying", "block('varying', every_key => true, until => '" + y + "')", y},
 	} {
 		for _, row := range []string{"", "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('" + c.name + "', 'ann', 0, 1, 1, now())"} {
 			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
@@ -212,16 +217,22 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 	for call, text := range map[string]string{
 		"ratelimit.consume('varying', 'ann')":                                                                                 "rate limit 'varying': the numbers of this key are the program's",
 		"ratelimit.consume('varying month', 'ann', count => 0)":                                                               "rate limit 'varying month': the numbers of this key are the program's",
+		"ratelimit.consume('bucket', 'ann', 10, '2 hours')":                                                                   "kind, period, start, zone and anchor must be those that a program has published, a token bucket of 00:01:00, not a token bucket of 02:00:00",
+		"ratelimit.try('bucket', 'ann', 10, '1 minute', kind => 'fixed window')":                                              "not a fixed window of 00:01:00",
+		"ratelimit.take('bucket', 'ann', 10, '1 minute', most => 2)":                                                          "rate and capacity must be those that a program has published, not 10 and 10",
+		"ratelimit.reserve('bucket', 'ann', 20, '1 minute', capacity => 40)":                                                  "not 20 and 40",
+		`ratelimit.consume_all('[{"name": "varying", "key": "ann", "rate": 9, "period": "1 hour"}]')`:                         "a token bucket of 1 day, not a token bucket of 01:00:00",
+		"ratelimit.consume('calendar', 'ann', 5, '1 month', kind => 'calendar window')":                                       "in Europe/Berlin from",
 		"ratelimit.consume('typo', 'ann')":                                                                                    "rate limit 'typo': no program has published it",
 		"ratelimit.keys('typo')":                                                                                              "no program has published it",
-		"ratelimit.restore('typo', 'ann')":                                                                                     "nobody knows it: no program has published it, and it has no row and no override",
-		"ratelimit.unblock('typo', every_key => true)":                                                                         "nobody knows it",
-		"ratelimit.resume('typo', 'ann')":                                                                                      "nobody knows it",
-		"ratelimit.reset('typo', 'ann', who => 'ben')":                                                                         "nobody knows it",
-		"ratelimit.release('typo', 'ann', 'job', who => 'ben')":                                                                "nobody knows it",
-		"ratelimit.holds('typo', 'ann')":                                                                                       "nobody knows it",
-		"ratelimit.usage('typo')":                                                                                              "nobody knows it",
-		"ratelimit.denials('typo')":                                                                                            "nobody knows it",
+		"ratelimit.restore('typo', 'ann')":                                                                                    "nobody knows it: no program has published it, and it has no row and no override",
+		"ratelimit.unblock('typo', every_key => true)":                                                                        "nobody knows it",
+		"ratelimit.resume('typo', 'ann')":                                                                                     "nobody knows it",
+		"ratelimit.reset('typo', 'ann', who => 'ben')":                                                                        "nobody knows it",
+		"ratelimit.release('typo', 'ann', 'job', who => 'ben')":                                                               "nobody knows it",
+		"ratelimit.holds('typo', 'ann')":                                                                                      "nobody knows it",
+		"ratelimit.usage('typo')":                                                                                             "nobody knows it",
+		"ratelimit.denials('typo')":                                                                                           "nobody knows it",
 		"ratelimit.sweep('typo')":                                                                                             "no program has published it",
 		"ratelimit.consume('bucket', '')":                                                                                     "key must have 1 to 1024 bytes, not",
 		"ratelimit.consume('bucket', 'ann', count => 21)":                                                                     "count must be at most 20, not 21: more can never be granted",

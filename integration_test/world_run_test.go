@@ -357,12 +357,16 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.add(s)
 	case "move":
 		w.move(p, s)
-	case "pause":
-		w.pause(p, s)
-	case "resume":
-		w.resume(p, s)
-	case "reset":
-		w.reset(p, s, r)
+	case "pause", "resume", "reset":
+		switch {
+		case w.keys[s.Key] == nil: // refused where the limit has keys
+		case s.Do == "pause":
+			w.pause(p, s)
+		case s.Do == "resume":
+			w.resume(p, s)
+		default:
+			w.reset(p, s, r)
+		}
 	case "refund":
 		w.refund(p, r)
 	case "charge":

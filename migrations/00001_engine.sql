@@ -3218,7 +3218,7 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
     SELECT ratelimit.block('signUps', every_key => true, until => now() + interval '1 hour', reason => 'spam wave')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
-were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+were then. Programs without Limiter.Overrides know of no block.
 $text$;
 
 CREATE FUNCTION ratelimit.unlimited(
@@ -3486,7 +3486,7 @@ CREATE TYPE ratelimit._request AS (
     effect text,            -- 'numbers': the rows decide. 'block' and 'unlimited': nothing is read or written. A 'block' with a rate of 0 is a plan: a rate of 0, or no slots. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
-    given ratelimit._terms -- of a balance: the definition to ask about; kind NULL: the published one
+    given ratelimit._terms -- the definition that the caller gives; kind NULL: the published one
 );
 
 -- Raises the error of a count that the numbers can never grant: it is the caller's, as any other argument that is invalid.
@@ -3531,6 +3531,47 @@ BEGIN
 END
 $body$;
 
+-- Refuses numbers of the caller's that are not those of the limit: what programs may not define beside each other (ratelimit._publish), slots, and
+-- another rate or capacity, unless the name varies, or a list has them that was used within 7 days: the caller may be older than the programs. Reports
+-- whether an override may be in force.
+CREATE FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    CONSTANT timestamptz := clock_timestamp();
+    d     record;
+    known boolean := false; -- a list that counts or is in use has numbers
+    same  boolean := false;
+BEGIN
+    FOR d IN
+        SELECT f.kind, f.rate, f.period, f.capacity, f.start, f.zone, f.anchor, f.varies, f.current OR f.alive_until > at AS alive
+          FROM ratelimit.definitions AS f
+         WHERE f.name = name AND f.kind <> 'unlimited' AND (f.current OR f.alive_until > at OR f.published_at > at - interval '7 days')
+    LOOP
+        IF d.alive AND (d.kind = 'slots' OR g.rate > '0' AND (d.rate > '0' OR d.varies IS NOT NULL) AND (
+               d.kind <> g.kind OR d.period <> g.period OR (d.start IS NULL) <> (g.start IS NULL) OR date_bin(g.period, g.start, d.start) <> g.start
+               OR d.varies IS NULL AND (d.zone <> coalesce(g.zone, 'UTC') OR NOT ratelimit._same_windows(g.period, coalesce(g.anchor, '2001-01-01'), d.anchor)))) THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: kind, period, start, zone and anchor must be those that a program has published, %s, not a %s of %s%s%s', name,
+                    CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END || coalesce(' from ' || d.start::text, '')
+                        || coalesce(pg_catalog.format(' in %s from %s', d.zone, d.anchor), ''),
+                    g.kind, g.period, ' from ' || g.start::text, pg_catalog.format(' in %s from %s', g.zone, g.anchor)),
+                HINT = 'Leave the numbers out.';
+        END IF;
+        known := known OR d.alive;
+        same := same OR d.varies IS NOT NULL OR coalesce(d.rate = g.rate AND d.capacity = g.capacity, false);
+    END LOOP;
+    IF known AND NOT same THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %L: rate and capacity must be those that a program has published, not %s and %s', name, g.rate, g.capacity),
+            HINT = 'Leave the numbers out.';
+    END IF;
+    RETURN EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > now)
+        OR EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name AND o.key = key AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > now);
+END
+$body$;
+
 -- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
 -- the override in force. verb is
 --   consume  take count
@@ -3559,15 +3600,28 @@ DECLARE
     effect text := 'numbers';
     until timestamptz;
     after ratelimit._request;
+    given ratelimit._terms;
+    n     ratelimit._terms;
 BEGIN
-    IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
-    END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
-        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
-          INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
+        IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+            RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
+        END IF;
+        n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing);
+    ELSE
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+        IF verb <> 'settle' THEN -- by numbers in force
+            given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), max_reserved, start, shards, zone, anchor, NULL);
+            n := given;
+            IF later OR ratelimit._check_given(name, key, given, coalesce(now, clock_timestamp())) THEN
+                n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), standing => standing, given => given);
+            END IF;
+        END IF;
+    END IF;
+    IF n.effect IS NOT NULL THEN
+        effect := n.effect; until := n.until; kind := n.kind; rate := n.rate; period := n.period; capacity := n.capacity;
+        max_reserved := n.max_reserved; start := n.start; shards := n.shards; zone := n.zone; anchor := n.anchor;
         IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -3583,7 +3637,9 @@ BEGIN
     IF kind = 'slots' THEN
         RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
-    PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    IF given.kind IS NULL THEN
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    END IF;
     capacity := coalesce(capacity, rate);
     IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
         count := 0;
@@ -3600,7 +3656,7 @@ BEGIN
         effect := 'block';
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, given)::ratelimit._request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-1e300'); -- -Infinity is a charge's
@@ -3633,7 +3689,7 @@ BEGIN
     ELSE
         grid := ratelimit._grid(name, key, period, kind, start);
     END IF;
-    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, given)::ratelimit._request;
     IF effect = 'never' AND NOT later AND ratelimit._retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
         PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count));
     END IF;
@@ -3682,7 +3738,8 @@ LANGUAGE sql
 AS $body$
 SELECT CASE WHEN verb = 'balance' THEN
     ratelimit._ask(q.name, q.key, ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
-ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END
+ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), (q.given).rate, (q.given).period, q.count, coalesce((q.given).kind, 'token bucket'), (q.given).capacity, (q.given).start,
+    coalesce((q.given).shards, 1), q.key = '', (q.given).zone, (q.given).anchor, (q.given).max_reserved, q.most, q.until, later => true, standing => standing) END
 $body$;
 
 -- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
@@ -4019,7 +4076,8 @@ Without any numbers, they are those that a program has published (ratelimit.publ
 
     SELECT * FROM ratelimit.consume('sendMessage', 'user-17')
 
-With numbers, nobody looks for overrides and blocks.
+With numbers, blocks and overrides in force count, too. If programs publish the limit, kind, period, start, zone and anchor must be theirs, and
+rate and capacity those of a list that was used within 7 days, unless the limit varies.
 
 Pass name and key by position, and the other arguments by name: their positions may change. Call it in FROM or alone:
 (ratelimit.consume(...)).* calls it once for each column.
@@ -6968,7 +7026,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6990,7 +7048,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -7104,6 +7162,7 @@ DROP FUNCTION ratelimit._known_until(q ratelimit._request, standing boolean);
 DROP FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean);
 DROP FUNCTION ratelimit._ask(name text, key text, n ratelimit._terms, at timestamptz, given ratelimit._terms, windows timestamptz[]);
 DROP FUNCTION ratelimit._prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
+DROP FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz);
 DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
 DROP FUNCTION ratelimit._never(name text, wrong text);
 DROP TYPE ratelimit._request;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "778bbc51e5f7e2f3693e209283a2ccd03954ca4f4e41684d4ae71ddec7c9c976"
+const Hash = "f915ca37cae694c3d3c0b112b0a99e9a5710723d0030f8e7b020e357039609f0"

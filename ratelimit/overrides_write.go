@@ -180,7 +180,7 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 		return args, invalidCall(asked, noDatabaseText)
 	case coalesces:
 		return args, invalidCall(asked, d.what+" on a Coalescer: pass its Pool, or a transaction")
-	case r.counts:
+	case r.tokens != 1:
 		return args, invalidCall(asked, d.what+" has no Count: it is about the key")
 	}
 	if err := l.definitions.check(asked); err != nil {

@@ -160,7 +160,7 @@ const everyKeyHelp = `
 Without KEY, it is for a limit without keys, or for every key that has no override of its own. Then the command asks first, unless
 --yes is given.
 
-Programs that start with ratelimit.Open follow within two seconds. Programs without, and SQL with numbers of its own, do not.`
+Programs that start with ratelimit.Open follow within two seconds. Programs without do not.`
 
 // decision is the flags of those commands that add an override.
 type decision struct {

@@ -382,7 +382,7 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
     SELECT ratelimit.block('signUps', every_key => true, until => now() + interval '1 hour', reason => 'spam wave')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
-were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+were then. Programs without Limiter.Overrides know of no block.
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.unlimited(

@@ -18,7 +18,7 @@ CREATE TYPE ratelimit._request AS (
     effect text,            -- 'numbers': the rows decide. 'block' and 'unlimited': nothing is read or written. A 'block' with a rate of 0 is a plan: a rate of 0, or no slots. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
-    given ratelimit._terms -- of a balance: the definition to ask about; kind NULL: the published one
+    given ratelimit._terms -- the definition that the caller gives; kind NULL: the published one
 );
 
 -- Raises the error of a count that the numbers can never grant: it is the caller's, as any other argument that is invalid.
@@ -63,6 +63,47 @@ BEGIN
 END
 $body$;
 
+-- Refuses numbers of the caller's that are not those of the limit: what programs may not define beside each other (ratelimit._publish), slots, and
+-- another rate or capacity, unless the name varies, or a list has them that was used within 7 days: the caller may be older than the programs. Reports
+-- whether an override may be in force.
+CREATE OR REPLACE FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    CONSTANT timestamptz := clock_timestamp();
+    d     record;
+    known boolean := false; -- a list that counts or is in use has numbers
+    same  boolean := false;
+BEGIN
+    FOR d IN
+        SELECT f.kind, f.rate, f.period, f.capacity, f.start, f.zone, f.anchor, f.varies, f.current OR f.alive_until > at AS alive
+          FROM ratelimit.definitions AS f
+         WHERE f.name = name AND f.kind <> 'unlimited' AND (f.current OR f.alive_until > at OR f.published_at > at - interval '7 days')
+    LOOP
+        IF d.alive AND (d.kind = 'slots' OR g.rate > '0' AND (d.rate > '0' OR d.varies IS NOT NULL) AND (
+               d.kind <> g.kind OR d.period <> g.period OR (d.start IS NULL) <> (g.start IS NULL) OR date_bin(g.period, g.start, d.start) <> g.start
+               OR d.varies IS NULL AND (d.zone <> coalesce(g.zone, 'UTC') OR NOT ratelimit._same_windows(g.period, coalesce(g.anchor, '2001-01-01'), d.anchor)))) THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: kind, period, start, zone and anchor must be those that a program has published, %s, not a %s of %s%s%s', name,
+                    CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END || coalesce(' from ' || d.start::text, '')
+                        || coalesce(pg_catalog.format(' in %s from %s', d.zone, d.anchor), ''),
+                    g.kind, g.period, ' from ' || g.start::text, pg_catalog.format(' in %s from %s', g.zone, g.anchor)),
+                HINT = 'Leave the numbers out.';
+        END IF;
+        known := known OR d.alive;
+        same := same OR d.varies IS NOT NULL OR coalesce(d.rate = g.rate AND d.capacity = g.capacity, false);
+    END LOOP;
+    IF known AND NOT same THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %L: rate and capacity must be those that a program has published, not %s and %s', name, g.rate, g.capacity),
+            HINT = 'Leave the numbers out.';
+    END IF;
+    RETURN EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > now)
+        OR EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name AND o.key = key AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > now);
+END
+$body$;
+
 -- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
 -- the override in force. verb is
 --   consume  take count
@@ -91,15 +132,28 @@ DECLARE
     effect text := 'numbers';
     until timestamptz;
     after ratelimit._request;
+    given ratelimit._terms;
+    n     ratelimit._terms;
 BEGIN
-    IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
-    END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
-        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
-          INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
+        IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+            RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
+        END IF;
+        n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing);
+    ELSE
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+        IF verb <> 'settle' THEN -- by numbers in force
+            given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), max_reserved, start, shards, zone, anchor, NULL);
+            n := given;
+            IF later OR ratelimit._check_given(name, key, given, coalesce(now, clock_timestamp())) THEN
+                n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), standing => standing, given => given);
+            END IF;
+        END IF;
+    END IF;
+    IF n.effect IS NOT NULL THEN
+        effect := n.effect; until := n.until; kind := n.kind; rate := n.rate; period := n.period; capacity := n.capacity;
+        max_reserved := n.max_reserved; start := n.start; shards := n.shards; zone := n.zone; anchor := n.anchor;
         IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -115,7 +169,9 @@ BEGIN
     IF kind = 'slots' THEN
         RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
-    PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    IF given.kind IS NULL THEN
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    END IF;
     capacity := coalesce(capacity, rate);
     IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
         count := 0;
@@ -132,7 +188,7 @@ BEGIN
         effect := 'block';
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, given)::ratelimit._request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-1e300'); -- -Infinity is a charge's
@@ -165,7 +221,7 @@ BEGIN
     ELSE
         grid := ratelimit._grid(name, key, period, kind, start);
     END IF;
-    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, given)::ratelimit._request;
     IF effect = 'never' AND NOT later AND ratelimit._retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
         PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count));
     END IF;
@@ -214,7 +270,8 @@ LANGUAGE sql
 AS $body$
 SELECT CASE WHEN verb = 'balance' THEN
     ratelimit._ask(q.name, q.key, ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
-ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END
+ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), (q.given).rate, (q.given).period, q.count, coalesce((q.given).kind, 'token bucket'), (q.given).capacity, (q.given).start,
+    coalesce((q.given).shards, 1), q.key = '', (q.given).zone, (q.given).anchor, (q.given).max_reserved, q.most, q.until, later => true, standing => standing) END
 $body$;
 
 -- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
@@ -551,7 +608,8 @@ Without any numbers, they are those that a program has published (ratelimit.publ
 
     SELECT * FROM ratelimit.consume('sendMessage', 'user-17')
 
-With numbers, nobody looks for overrides and blocks.
+With numbers, blocks and overrides in force count, too. If programs publish the limit, kind, period, start, zone and anchor must be theirs, and
+rate and capacity those of a list that was used within 7 days, unless the limit varies.
 
 Pass name and key by position, and the other arguments by name: their positions may change. Call it in FROM or alone:
 (ratelimit.consume(...)).* calls it once for each column.
