@@ -307,7 +307,8 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Consume: one key with two numbers": func(c *failing) error {
 			return second(c.limiter.Consume(c.ctx, c.pool, c.varying().Key(privateKey), c.varying().With(ratelimit.Rate(2)).Key(privateKey)))
 		},
-		"Consume: slots": func(c *failing) error { return second(c.limiter.Consume(c.ctx, c.pool, c.slots())) },
+		"Consume: slots":     func(c *failing) error { return second(c.limiter.Consume(c.ctx, c.pool, c.slots())) },
+		"Consume: every key": func(c *failing) error { return second(c.limiter.Consume(c.ctx, c.pool, c.limit.EveryKey())) },
 		"Wait: a transaction": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return second(c.limiter.Wait(ctx, tx, c.request())) })
 		},
