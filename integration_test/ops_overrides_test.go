@@ -82,7 +82,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	becomes("ann", "api: blocked")
 	scan[int](t, pool, "SELECT ratelimit.unblock('api', 'ann')")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
-	for _, key := range []string{"'ann'", "'bob'", "NULL"} {
+	for _, key := range []string{"'ann'", "'bob'", "every_key => true"} {
 		if n := scan[int](t, pool, "SELECT ratelimit.restore('api', "+key+")"); n != 1 {
 			t.Errorf("%s: %d restored", key, n)
 		}

@@ -125,7 +125,7 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit.reserve":      one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
 		"ratelimit.take":         strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
 		"ratelimit.consume_all":  "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
-		"ratelimit.keys":         "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone, paused_until timestamp with time zone)",
+		"ratelimit.keys":         "name text, " + numbers + strings.Replace(kind, "capacity", "OUT key text, OUT remaining double precision, INOUT capacity", 1) + calendar + ", keys text[] DEFAULT NULL::text[], OUT used double precision, OUT retry_at timestamp with time zone, OUT paused_until timestamp with time zone, SETOF record",
 		"ratelimit.sweep":        "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
 		"ratelimit.pause":        "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
 		"ratelimit.resume":       "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
@@ -134,7 +134,7 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit.release_many": "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
 		"ratelimit.recount":      "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
 		"ratelimit.release":      "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
-		"ratelimit.holds":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, TABLE(id text, count double precision, since timestamp with time zone, until timestamp with time zone, expired boolean)",
+		"ratelimit.holds":        "name text, INOUT key text DEFAULT NULL::text, global boolean DEFAULT false, OUT id text, OUT count double precision, OUT unit text, OUT since timestamp with time zone, OUT until timestamp with time zone, OUT expired boolean, SETOF record",
 		"ratelimit.reset":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
 	}
 	rows, err := pool.Query(t.Context(), `SELECT 'ratelimit.' || p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL
@@ -447,7 +447,7 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 		`[{"name": "bucket", "key": "blocked"}, {"name": "window", "key": "empty"}, {"name": "sharded", "key": "half"}]`:     "PT429 bucket, window 9000-01-01",
 		`[{"name": "sharded", "key": "half", "count": 9}, {"name": "none", "key": "ann"}]`:                                   "PT429 sharded, none never",
 		`[{"name": "varying", "key": "ann", "rate": 3, "period": "1 day"}, {"name": "calendar", "key": "bob"}]`:              "varying 2, calendar 4",
-		`[{"name": "bucket", "key": "blocked", "rate": 10, "period": "1 minute"}]`:                                           "bucket 9", // with numbers, nobody looks for a block
+		`[{"name": "bucket", "key": "blocked", "rate": 10, "period": "1 minute", "capacity": 20}]`:                           "PT429 bucket 9000-01-01",
 		`[{"name": "window", "global": true}]`:                                                                               "window 6",
 		`[{"name": "varying month", "key": "ann", "rate": 3, "period": "1 month", "kind": "calendar window"}]`:               "varying month 2",
 		`[{"name": "fresh", "key": "ann", "rate": 9, "period": "1 minute", "max_reserved": 5, "capacity": 12, "count": 12}]`: "fresh 0",

@@ -232,7 +232,6 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit.release('typo', 'ann', 'job', who => 'ben')":                                                               "nobody knows it",
 		"ratelimit.holds('typo', 'ann')":                                                                                      "nobody knows it",
 		"ratelimit.usage('typo')":                                                                                             "nobody knows it",
-		"ratelimit.denials('typo')":                                                                                           "nobody knows it",
 		"ratelimit.sweep('typo')":                                                                                             "no program has published it",
 		"ratelimit.consume('bucket', '')":                                                                                     "key must have 1 to 1024 bytes, not",
 		"ratelimit.consume('bucket', 'ann', count => 21)":                                                                     "count must be at most 20, not 21: more can never be granted",

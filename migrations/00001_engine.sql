@@ -3555,8 +3555,8 @@ BEGIN
             RAISE invalid_parameter_value USING
                 MESSAGE = pg_catalog.format('rate limit %L: kind, period, start, zone and anchor must be those that a program has published, %s, not a %s of %s%s%s', name,
                     CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END || coalesce(' from ' || d.start::text, '')
-                        || coalesce(pg_catalog.format(' in %s from %s', d.zone, d.anchor), ''),
-                    g.kind, g.period, ' from ' || g.start::text, pg_catalog.format(' in %s from %s', g.zone, g.anchor)),
+                        || coalesce(' in ' || d.zone || ' from ' || d.anchor::text, ''),
+                    g.kind, g.period, ' from ' || g.start::text, ' in ' || g.zone || coalesce(' from ' || g.anchor::text, '')),
                 HINT = 'Leave the numbers out.';
         END IF;
         known := known OR d.alive;
@@ -6886,9 +6886,6 @@ BEGIN
              GROUP BY r.key
           ) AS k
          ORDER BY k.denied DESC, k.last_denied DESC, k.key;
-    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.denials AS r WHERE r.name = name COLLATE "C") THEN
-        PERFORM ratelimit._check_known(name COLLATE "C");
-    END IF;
 END
 $body$;
 

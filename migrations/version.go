@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "f915ca37cae694c3d3c0b112b0a99e9a5710723d0030f8e7b020e357039609f0"
+const Hash = "c884dae2fd836fe987303b08c31b4e7b093540728e3f89d33f2b94678ad897e6"

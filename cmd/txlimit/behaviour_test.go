@@ -593,7 +593,7 @@ func TestARenamedSchema(t *testing.T) {
 
 func TestLocks(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour))
-	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
+	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17')")
 	r := w.run("locks", "--json")
 	report := parse[lockReport](t, r)
 	if len(report.Sessions) != 0 {
@@ -607,14 +607,14 @@ func TestLocks(t *testing.T) {
 		}
 		return conn.PgConn().PID()
 	}
-	held := begin(holder, "SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
+	held := begin(holder, "SELECT ratelimit.consume('sendMessage', 'user-17')")
 	turnHeld := begin(turn, "LOCK TABLE ratelimit.turn_07")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	waiting := []uint32{}
 	for _, sql := range []string{
-		"SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
-		"SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
+		"SELECT ratelimit.consume('sendMessage', 'user-17')",
+		"SELECT ratelimit.consume('sendMessage', 'user-17')",
 		"BEGIN; LOCK TABLE ratelimit.turn_07",
 	} {
 		conn := w.connect()
@@ -939,7 +939,7 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	// What would be added to a key depends on its own capacity.
-	w.sql("SELECT ratelimit.consume('v', 'd', rate => 9, period => '1 hour', count => 9)")
+	w.sql("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('v', 'd', 0, 1, 0, now())")
 	w.run("override", "v", "d", "--rate", "20", "--add", "--forever").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
 	w.run("overrides", "v").wants(t, exitOK)
 	if r := w.run("overrides", "v"); strings.Contains(r.out, "rate 20") {

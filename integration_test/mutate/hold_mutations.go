@@ -61,7 +61,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldManyOfExpired",
 	}, {
 		name: "hold-many-unbounded", file: byHand, what: "more is taken than there is",
-		old: "    IF v - n::double precision < q.floor THEN\n        PERFORM ratelimit._denied", new: "    IF false THEN\n        PERFORM ratelimit._denied",
+		old: "    IF v - n::double precision < q.floor THEN\n        IF n::", new: "    IF false THEN\n        IF n::",
 		tests: "TestHoldMany|TestSlotsOfATable",
 	}, {
 		name: "hold-many-block", file: byHand, what: "a block does not deny many",
