@@ -518,7 +518,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	mustExec(t, owner, "CREATE TABLE teams (id text PRIMARY KEY); INSERT INTO teams VALUES ('team 7'), ('team 8'); ALTER TABLE projects ADD FOREIGN KEY (team) REFERENCES teams ON DELETE CASCADE")
 	conn := acquire(t, owner)
 	for _, step := range []struct{ sql, state, want string }{
-		{"INSERT INTO projects VALUES ('a', 'team 8'), ('b', 'team 7'), ('c', 'team 8'), ('d', 'team 7'), ('e', 'team 7')", "PT429", "[]"},
+		{"INSERT INTO projects VALUES ('a', 'team 8'), ('b', 'team 7'), ('c', 'team 8'), ('d', 'team 7'), ('e', 'team 7')", "22023", "[]"},
 		{"INSERT INTO projects VALUES ('a', 'team 8'), ('b', 'team 7'), ('c', 'team 8'), ('d', 'team 7')", "", "[a c b d]"},
 		{"INSERT INTO projects VALUES ('e', 'team 7')", "PT429", "[a c b d]"},
 		{"DELETE FROM projects WHERE id IN ('a', 'b'); INSERT INTO projects VALUES ('e', 'team 7')", "", "[c d e]"},

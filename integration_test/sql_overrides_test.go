@@ -131,7 +131,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	}
 	mustExec(t, pool, "UPDATE ratelimit.limits SET ts = ts + interval '1 hour'") // nothing is refilled meanwhile
 	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, capacity, ceil(used), retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit.keys('bucket') ORDER BY key COLLATE "C"`)
-	const want = "(blocked,0,20,,t)\n(both,40,40,0,)\n(\"for good\",0,20,,t)\n(free,Infinity,,,)\n(other,0,20,20,f)\n(raised,0,30,30,f)"
+	const want = "(blocked,0,20,,t)\n(both,40,100,60,)\n(\"for good\",0,20,,t)\n(free,Infinity,,,)\n(other,0,20,20,f)\n(raised,0,20,20,f)"
 	if keys != want {
 		t.Errorf("ratelimit.keys:\n%s\nwant\n%s", keys, want)
 	}

@@ -164,7 +164,7 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 	w.denyByHand("ratelimit.take('bucket', 'blocked', most => 5)", "9000-01-01 00:00:00")
 	w.denyByHand("ratelimit.take('bucket', 'for good', most => 5)", "")
 	w.denyByHand("ratelimit.take('none', 'ann', most => 5)", "")
-	w.takeByHand("'bucket', 'blocked', 10, '1 minute', most => 30", 10, 0) // with numbers, nobody looks for a block
+	w.denyByHand("ratelimit.take('bucket', 'blocked', 10, '1 minute', capacity => 20, most => 30)", "9000-01-01 00:00:00")
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.take('bucket', 'blocked', most => 0)"); sqlState(err) != "22023" {
 		t.Errorf("a most of 0 of a blocked key: %v", err)
 	}

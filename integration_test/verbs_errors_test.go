@@ -251,7 +251,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if by == "Pause" {
 			lost.gone = 99 // its count is left
 		}
-		if by == "Override" || by == "Block" { // which take only names that are published, if any is
+		if slices.Contains([]string{"Override", "Block", "Restore", "Unblock"}, by) { // which take only names that are published, if any is
 			lost.do = func(c *failing) error {
 				if err := new(ratelimit.Limiter).Publish(c.ctx, c.pool, c.limit.Name(), c.limit); err != nil {
 					return err
