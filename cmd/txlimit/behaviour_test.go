@@ -592,7 +592,7 @@ func TestARenamedSchema(t *testing.T) {
 }
 
 func TestLocks(t *testing.T) {
-	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour))
+	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour, ratelimit.Capacity(9)))
 	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17')")
 	r := w.run("locks", "--json")
 	report := parse[lockReport](t, r)
