@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "c884dae2fd836fe987303b08c31b4e7b093540728e3f89d33f2b94678ad897e6"
+const Hash = "ca0b99572cc83e95bbec3e67e2b5a9b18b80e4e9695ce60160f74c2feb119161"

@@ -154,7 +154,7 @@ BEGIN
     FOR said IN
         SELECT pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::pg_catalog.regprocedure, a.grantee::pg_catalog.regrole)
           FROM pg_catalog.pg_proc AS p
-          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore(text, text, text, text)' ELSE 'ratelimit.schema()' END::pg_catalog.regprocedure
+          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore(text, text, text, text, boolean, boolean)' ELSE 'ratelimit.schema()' END::pg_catalog.regprocedure
           CROSS JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a
          WHERE p.pronamespace = beside.pronamespace AND p.proname::text = ANY (added) AND a.grantee NOT IN (0, p.proowner)
     LOOP
