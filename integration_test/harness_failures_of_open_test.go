@@ -72,13 +72,17 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 		"Open: no program":  {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Program = "" })},
 		"Open: no limits":   {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Limits = nil })},
 		"Open: SweepEvery":  {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.SweepEvery = -1 })},
-		"Open: a slow poll": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Overrides = &ratelimit.Overrides{Every: time.Hour} })},
+		"Open: a slow poll": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.OverridesEvery = time.Hour })},
 		"Open: overrides and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) {
-			o.Overrides, o.NoOverrides = new(ratelimit.Overrides), true
+			o.OverridesListen, o.NoOverrides = true, true
 		})},
-		"Open: Overrides of another schema": {by: "Open", is: invalid, bare: true, do: unsent(func(c *failing, o *ratelimit.Options) {
-			o.Overrides = &ratelimit.Overrides{DB: c.pool, Schema: "another"}
-		})},
+		"Open: a poll before the last": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.OverridesEvery = -1 })},
+		"Open: it listens on a pool of another driver": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
+			return c.opens(ratelimit.SQL(c.sql()), func(o *ratelimit.Options) { o.OverridesListen = true })
+		}},
+		"Open: it listens on one connection": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
+			return c.opens(connect(c.T, c.pool.Config().ConnString(), 1), func(o *ratelimit.Options) { o.OverridesListen = true })
+		}},
 		"Open: a name that no schema has": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Schema = "a.b" })},
 		"Open: a Recorder without a pool": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Usage = new(usage.Recorder) })},
 		"Open: a limit twice":             {by: "Open", is: invalid, do: unsent(func(c *failing, o *ratelimit.Options) { o.Limits = []ratelimit.Limit{c.limit, c.limit} })},

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -171,11 +172,11 @@ func TestOnceRefuses(t *testing.T) {
 // TestOnceUnderABlock denies, also an id that was counted. An unlimited key counts ids.
 func TestOnceUnderABlock(t *testing.T) {
 	pool := newPool(t, 2)
-	limits := &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	a := slow("a", 10).Key("k")
 	load := func(sql string) {
 		mustExec(t, pool, sql)
-		if err := limits.Overrides.Load(t.Context()); err != nil {
+		if err := follow.Load(t.Context(), limits); err != nil {
 			t.Fatal(err)
 		}
 	}

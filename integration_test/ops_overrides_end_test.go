@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -38,7 +39,7 @@ func newEnding(t testing.TB, n int) *endingWorld {
 	r := newRand(t)
 	e := &endingWorld{TB: t, r: r, pool: newPool(t, 2), clock: &clock{}, ends: make([][]time.Time, n+1)}
 	e.base = scan[time.Time](t, e.pool, "SELECT date_trunc('hour', now()) + interval '2 hours'").UTC()
-	e.limits = &ratelimit.Limiter{Clock: e.clock.Now, Overrides: &ratelimit.Overrides{DB: e.pool}}
+	e.limits = follow.By(&ratelimit.Limiter{Clock: e.clock.Now}, follow.Settings{DB: e.pool})
 	for i := range n {
 		e.all = append(e.all, e.limit(fmt.Sprintf("limit %d", i)))
 	}
@@ -54,7 +55,7 @@ func newEnding(t testing.TB, n int) *endingWorld {
 	e.ends[n] = []time.Time{e.base.Add(time.Hour)}
 	e.exec(`INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, until, made_at)
 		VALUES ('plan', 'k', 'numbers', 5, NULL, NULL, now()), ('plan', 'k', 'numbers', NULL, 9, $1, now() + interval '1 ms')`, e.ends[n][0])
-	succeeds(t, e.limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), e.limits))
 	return e
 }
 
@@ -428,13 +429,13 @@ func TestBalanceUnderOverridesThatEnd(t *testing.T) {
 func TestTheWorkedExamplesOfOverridesThatEnd(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
-		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		follow.By(w.limiter, follow.Settings{DB: pool})
 		w.clock.now = scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 		now := w.clock.now
 		override := func(key, numbers string, d time.Duration) {
 			w.Helper()
 			scan[int64](w, pool, "SELECT ratelimit.override($1, $1, "+numbers+", until => $2)", key, now.Add(d))
-			w.do(w.limiter.Overrides.Load(w.Context()))
+			w.do(follow.Load(w.Context(), w.limiter))
 		}
 		minute, hour := ratelimit.TokenBucket("slow", 60, time.Minute, ratelimit.MaxReserved(30)), ratelimit.TokenBucket("raised", 1, time.Hour)
 
@@ -485,11 +486,11 @@ func pgxCharge(w world, request ratelimit.Request) error {
 func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	override := func(name, numbers string, d time.Duration) {
 		t.Helper()
 		scan[int64](t, pool, "SELECT ratelimit.override($1, 'k', "+numbers+", until => clock_timestamp() + $2)", name, pgtype.Interval{Microseconds: d.Microseconds(), Valid: true})
-		succeeds(t, limits.Overrides.Load(t.Context()))
+		succeeds(t, follow.Load(t.Context(), limits))
 	}
 	waitFor := func(request ratelimit.Request, within time.Duration) (ratelimit.Result, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -522,7 +523,7 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 	if result, err := waitFor(five.Key("k").Count(5), 30*time.Second); !denied(err) || result.RetryAfter < 30*time.Minute {
 		t.Errorf("a wait for more than a lowered capacity: %v, %+v", err, result)
 	}
-	if left := readBalance(t, &limits, pool, five.Key("k")); left != 3 {
+	if left := readBalance(t, limits, pool, five.Key("k")); left != 3 {
 		t.Errorf("%v are left of the lowered capacity, want 3", left)
 	}
 }
@@ -546,7 +547,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 					scan[int64](t, pool, "SELECT ratelimit.override('api', 'k', rate => 1, capacity => 1, forever => true)")
 					limit, used = ratelimit.TokenBucket("api", 1e9, time.Hour), 1
 				}
-				limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+				limits := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool, Every: soon})
 				succeeds(t, second(limits.Charge(t.Context(), pool, limit.Key("k").Count(used))))
 				ended := make(chan error, 1)
 				go func() {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/internal/keystate"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -35,7 +36,7 @@ func newKnown(t *testing.T, limits ...ratelimit.Limit) (*everything, *ratelimit.
 	w := &everything{TB: t, clock: &clock{now: time.Date(2031, 3, 17, 9, 30, 12, 0, time.UTC)}}
 	w.openWorld()
 	w.must(new(ratelimit.Limiter).Publish(t.Context(), w.pool, "app", limits...))
-	return w, &ratelimit.Limiter{Clock: w.clock.Now, Overrides: &ratelimit.Overrides{DB: w.pool, OnError: func(err error) { t.Error(err) }}}
+	return w, follow.By(&ratelimit.Limiter{Clock: w.clock.Now}, follow.Settings{DB: w.pool, OnError: func(err error) { t.Error(err) }})
 }
 
 // prints is what a command prints without --json.
@@ -135,7 +136,7 @@ func TestOverridesThatEndBeforeTheProgramsNumbers(t *testing.T) {
 					}
 				}
 				// A program knows.
-				w.must(asks.Overrides.Load(t.Context()))
+				w.must(follow.Load(t.Context(), asks))
 				_, err := asks.Check(t.Context(), w.pool, own.Key(key))
 				denied, _ := errors.AsType[*ratelimit.DeniedError](err)
 				if (denied != nil) != (k.value < 1) || denied != nil && (k.retry != nil && !denied.RetryAt.Equal(*k.retry) || k.atBest != nil && denied.RetryAt.Before(*k.atBest)) {
@@ -308,7 +309,7 @@ func TestOverridesToNoSlots(t *testing.T) {
 			_, err := w.pool.Exec(t.Context(), "INSERT INTO ratelimit.limits VALUES ($1, $2, 0, 1, $3, $4)", name, key, -c.used, at)
 			w.must(err)
 		}
-		w.must(asks.Overrides.Load(t.Context()))
+		w.must(follow.Load(t.Context(), asks))
 		own, want := c.limit, c.retry
 		if c.limit == varying {
 			own, want = varying.With(ratelimit.Capacity(5)), &hour

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -24,10 +25,10 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	succeeds(t, err)
 	defer conn.Close(t.Context())
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	load := func() {
 		t.Helper()
-		succeeds(t, limits.Overrides.Load(t.Context()))
+		succeeds(t, follow.Load(t.Context(), limits))
 	}
 	calls := map[string]string{
 		"unlimited": "ratelimit.unlimited('api', %[1]s, forever => true)", "numbers": "ratelimit.override('api', %[1]s, rate => 20, forever => true)", "block": "ratelimit.block('api', %[1]s, forever => true)",
@@ -49,7 +50,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 				notices = nil
 			}
 			load()
-			if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: blocked" {
+			if got := limitInForce(t, limits, pool, api.Key("ann")); got != "api: blocked" {
 				t.Errorf("%v for %s: %s", order, key, got)
 			}
 			if scan[bool](t, pool, "SELECT granted FROM ratelimit.try('api', 'ann')") {
@@ -61,7 +62,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 			scan[int](t, pool, "SELECT ratelimit.unblock('api', "+key+")")
 			load()
 			want := map[string]string{"unlimited": "api: unlimited", "numbers": "api: token bucket, 20 per 1h, capacity 20"}[last(order)]
-			if got := limitInForce(t, &limits, pool, api.Key("ann")); got != want {
+			if got := limitInForce(t, limits, pool, api.Key("ann")); got != want {
 				t.Errorf("%v for %s: %s after the block, want %s", order, key, got, want)
 			}
 		}
@@ -69,7 +70,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 	// A key's own goes before a block of every key.
 	mustExec(t, pool, "DELETE FROM ratelimit.overrides; SELECT ratelimit.unlimited('api', 'ann', forever => true); SELECT ratelimit.block('api', every_key => true, forever => true)")
 	load()
-	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: unlimited" || !scan[bool](t, pool, "SELECT granted FROM ratelimit.try('api', 'ann')") {
+	if got := limitInForce(t, limits, pool, api.Key("ann")); got != "api: unlimited" || !scan[bool](t, pool, "SELECT granted FROM ratelimit.try('api', 'ann')") {
 		t.Errorf("%s under a block of every key", got)
 	}
 }
@@ -94,13 +95,13 @@ func TestOverridesThatWereCopied(t *testing.T) {
 	mustExec(t, pool, `INSERT INTO ratelimit.overrides (id, name, key, effect, made_at) OVERRIDING SYSTEM VALUE
 		SELECT n, 'api', CASE WHEN n % 2 = 0 THEN 'ann' END, 'unlimited', now() - interval '1 hour' FROM generate_series(1, 6) AS n
 		UNION ALL VALUES (1000, 'api', 'ann', 'unlimited', now() - interval '1 hour'), (9223372036854775807, 'api', NULL, 'unlimited', now() - interval '1 hour')`)
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	is := func(key, want string) {
 		t.Helper()
 		for range 2 { // also what has changed alone
-			succeeds(t, limits.Overrides.Load(t.Context()))
+			succeeds(t, follow.Load(t.Context(), limits))
 		}
-		if got := limitInForce(t, &limits, pool, api.Key(key)); got != want {
+		if got := limitInForce(t, limits, pool, api.Key(key)); got != want {
 			t.Errorf("%s: %s, want %s", key, got, want)
 		}
 	}

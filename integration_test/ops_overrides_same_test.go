@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -15,7 +16,7 @@ func TestOverridesThatEndReadAlikeInSQL(t *testing.T) {
 	e := newEnding(t, sized(400, 100))
 	e.exec("UPDATE ratelimit.limits SET value = value + 0.1 / shards WHERE hashtext(name) % 2 = 0")
 	e.exec("UPDATE ratelimit.overrides SET rate = rate * 1.1, capacity = capacity * 0.7 WHERE random() < 0.3 AND NOT name IN (SELECT name FROM ratelimit.definitions WHERE zone IS NOT NULL)")
-	succeeds(t, e.limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), e.limits))
 	waits, resets := 0, 0
 	for _, limit := range e.all {
 		e.asked = []string{limit.Name()}
@@ -71,7 +72,7 @@ func TestTheEndOfAnOverrideThatDoesNotDecideChangesNothing(t *testing.T) {
 		e.exec("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ($1, 'k', 0, 1, $2, $3)", limit.Name(), -5-15*e.r.Float64(),
 			e.base.Add(-time.Duration(e.r.Int64N(1e9))*time.Microsecond))
 		runAt := func() (at time.Time) {
-			succeeds(t, e.limits.Overrides.Load(t.Context()))
+			succeeds(t, follow.Load(t.Context(), e.limits))
 			_, _ = e.at(e.base, func(db ratelimit.DB) error {
 				r, err := e.limits.Reserve(t.Context(), db, limit.Key("k").Count(0.3))
 				at = r.RetryAt

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -34,18 +35,14 @@ func scan[T any](t testing.TB, db ratelimit.DB, sql string, args ...any) (v T) {
 }
 
 // following loads the overrides and follows them until the end of the test.
-func following(t testing.TB, o *ratelimit.Overrides) *ratelimit.Overrides {
+func following(t testing.TB, limits *ratelimit.Limiter, s follow.Settings) *ratelimit.Limiter {
 	t.Helper()
-	succeeds(t, o.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), follow.By(limits, s)))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() {
-		if err := o.Run(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	running.Go(func() { follow.Run(ctx, limits) })
 	t.Cleanup(func() { stop(); running.Wait() })
-	return o
+	return limits
 }
 
 // soon is the tests' interval between polls.
@@ -63,10 +60,10 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Hour)
-	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+	limits := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool, Every: soon})
 	becomes := func(key, want string) {
 		t.Helper()
-		eventually(t, want, func() bool { return limitInForce(t, &limits, pool, api.Key(key)) == want })
+		eventually(t, want, func() bool { return limitInForce(t, limits, pool, api.Key(key)) == want })
 	}
 	const defined = "api: token bucket, 10 per 1h, capacity 10"
 	becomes("ann", defined)
@@ -102,7 +99,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'carl', forever => true)")
 	becomes("carl", "api: blocked")
 	mustExec(t, pool, "DELETE FROM ratelimit.overrides")
-	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), limits))
 	becomes("carl", defined)
 }
 
@@ -111,12 +108,12 @@ func TestABlockHolds(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
 		api := ratelimit.TokenBucket("api", 10, time.Minute)
-		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
-		w.do(w.limiter.Overrides.Load(w.Context()))
+		follow.By(w.limiter, follow.Settings{DB: pool})
+		w.do(follow.Load(w.Context(), w.limiter))
 		granted, reserved := w.grant(api.Key("ann").Count(4)), w.reserve(api.Key("ann").Count(20))
 		until := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 		scan[int64](w, pool, "SELECT ratelimit.block('api', 'ann', until => $1)", until)
-		w.do(w.limiter.Overrides.Load(w.Context()))
+		w.do(follow.Load(w.Context(), w.limiter))
 		for range 2 {
 			ann := api.Key("ann")
 			for _, result := range []ratelimit.Result{w.deny(ann), w.denyReserve(ann), w.deny(ann.Count(100)), w.denyTake(3, ann)} {
@@ -152,7 +149,7 @@ func TestABlockHolds(t *testing.T) {
 func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
-		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		follow.By(w.limiter, follow.Settings{DB: pool})
 		w.clock.now = scan[time.Time](w, pool, "SELECT now() + interval '1 hour'").UTC() // so that an override has ended once it is removed
 		api := ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Varies(time.Hour))
 		for key, own := range map[string]ratelimit.Limit{"ann": api, "bob": api.With(ratelimit.Rate(20))} {
@@ -160,14 +157,14 @@ func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
 				"ratelimit.block('api', $1, forever => true)", "ratelimit.unlimited('api', $1, forever => true)", "ratelimit.override('api', $1, rate => 1, capacity => 1, forever => true)",
 			} {
 				scan[int64](w, pool, "SELECT "+override, key)
-				w.do(w.limiter.Overrides.Load(w.Context()))
+				w.do(follow.Load(w.Context(), w.limiter))
 				checked, _ := w.limiter.Check(w.Context(), w.db, own.Key(key))
 				of := []ratelimit.Limit{checked.Requests[0].Limit, w.balances(own.Key(key))[0].Limit}
 				if override != "ratelimit.block('api', $1, forever => true)" && (of[0] == own || of[1] == own) {
 					w.Errorf("%s, %s: %v, want the numbers in force", key, override, of)
 				}
 				scan[int](w, pool, "SELECT ratelimit.restore('api', $1)", key)
-				w.do(w.limiter.Overrides.Load(w.Context()))
+				w.do(follow.Load(w.Context(), w.limiter))
 				for _, limit := range of {
 					for _, request := range []ratelimit.Request{limit.Key(key), limit.With().Key(key)} {
 						if b := w.balances(request)[0]; b.Limit != own || b.Decides != "definition" {
@@ -185,10 +182,10 @@ func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+	limits := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool, Every: soon})
 	is := func(key string, blocked bool) func() bool {
 		return func() bool {
-			return (limitInForce(t, &limits, pool, api.Key(key)) == "api: blocked") == blocked
+			return (limitInForce(t, limits, pool, api.Key(key)) == "api: blocked") == blocked
 		}
 	}
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'removed late', forever => true)")
@@ -223,8 +220,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	mustExec(t, pool, "ALTER TABLE ratelimit.overrides DROP CONSTRAINT overrides_effect_check")
 	var told atomic.Int64
 	var last atomic.Pointer[error]
-	o := &ratelimit.Overrides{DB: pool, Every: soon, OnError: func(err error) { told.Add(1); last.Store(&err) }}
-	limits := ratelimit.Limiter{Overrides: following(t, o)}
+	limits := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool, Every: soon, OnError: func(err error) { told.Add(1); last.Store(&err) }})
 	for _, values := range []string{"'nonsense', 1, NULL, NULL", "'numbers', 0, NULL, NULL", "'numbers', 'NaN', NULL, NULL", "'numbers', '-Infinity', NULL, NULL",
 		"'numbers', 1, -7, NULL", "'numbers', 1, 1e300, NULL", "'numbers', 1, 1, 'Infinity'"} {
 		before := told.Load()
@@ -234,12 +230,12 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 			t.Errorf("%s: told %v", values, err)
 		}
 	}
-	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != api.String() {
+	if got := limitInForce(t, limits, pool, api.Key("ann")); got != api.String() {
 		t.Errorf("rows that are wrong made %s", got)
 	}
 	mustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, until) VALUES ('api', 'no end', 'block', 'infinity'), ('api', 'never', 'block', '-infinity')")
-	eventually(t, "a block until infinity", func() bool { return limitInForce(t, &limits, pool, api.Key("no end")) == "api: blocked" })
-	if got := limitInForce(t, &limits, pool, api.Key("never")); got != api.String() {
+	eventually(t, "a block until infinity", func() bool { return limitInForce(t, limits, pool, api.Key("no end")) == "api: blocked" })
+	if got := limitInForce(t, limits, pool, api.Key("never")); got != api.String() {
 		t.Errorf("a block until -infinity made %s", got)
 	}
 
@@ -249,22 +245,19 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	if err := *last.Load(); sqlState(err) != "42P01" {
 		t.Errorf("told %v", err)
 	}
-	if got := limitInForce(t, &limits, pool, api.Key("no end")); got != "api: blocked" {
+	if got := limitInForce(t, limits, pool, api.Key("no end")); got != "api: blocked" {
 		t.Errorf("without the table, a blocked key has %s", got)
 	}
 	if _, err := limits.Consume(t.Context(), pool, api.Key("ann")); err != nil {
 		t.Errorf("without the table, another key: %v", err)
 	}
-	fresh := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
-	if err := fresh.Overrides.Load(t.Context()); sqlState(err) != "42P01" {
+	fresh := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
+	if err := follow.Load(t.Context(), fresh); sqlState(err) != "42P01" {
 		t.Errorf("a first load without the table: %v", err)
-	}
-	if _, err := fresh.Consume(t.Context(), pool, api.Key("ann")); err == nil || sqlState(err) != "" || !strings.Contains(err.Error(), "the overrides are not loaded: overrides: ERROR: relation") {
-		t.Errorf("before the first load: %v", err)
 	}
 	mustExec(t, pool, "ALTER TABLE ratelimit.away RENAME TO overrides")
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'afterwards', forever => true)")
-	eventually(t, "a block after the trouble", func() bool { return limitInForce(t, &limits, pool, api.Key("afterwards")) == "api: blocked" })
+	eventually(t, "a block after the trouble", func() bool { return limitInForce(t, limits, pool, api.Key("afterwards")) == "api: blocked" })
 }
 
 // TestManyOverrides loads as many overrides as -overrides says, and measures their memory.
@@ -280,25 +273,29 @@ func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
 		return float64(m.HeapAlloc)
 	}
 	before, begin := heap(), time.Now()
-	o := &ratelimit.Overrides{DB: pool, Every: soon}
-	succeeds(t, o.Load(t.Context()))
+	limits := follow.By(new(ratelimit.Limiter), follow.Settings{DB: pool, Every: soon})
+	succeeds(t, follow.Load(t.Context(), limits))
 	took := time.Since(begin)
 	perOverride := (heap() - before) / float64(n)
-	limits := ratelimit.Limiter{Overrides: following(t, o)}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { follow.Run(ctx, limits) })
+	defer running.Wait()
+	defer stop()
 	api := ratelimit.TokenBucket("api", 1e6, time.Hour)
 	for _, i := range []int{1, n / 2, n} {
 		want := fmt.Sprintf("api: token bucket, %d per 1h, capacity %d", 1+i%100, 1+i%100)
-		if got := limitInForce(t, &limits, pool, api.Key(fmt.Sprintf("user-%d", i))); got != want {
+		if got := limitInForce(t, limits, pool, api.Key(fmt.Sprintf("user-%d", i))); got != want {
 			t.Errorf("user-%d has %s, want %s", i, got, want)
 		}
 	}
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'user-1', forever => true)")
-	eventually(t, "one more", func() bool { return limitInForce(t, &limits, pool, api.Key("user-1")) == "api: blocked" })
+	eventually(t, "one more", func() bool { return limitInForce(t, limits, pool, api.Key("user-1")) == "api: blocked" })
 	t.Logf("%d overrides: loaded in %v, %.0f bytes each", n, took.Round(time.Millisecond), perOverride)
 	if perOverride > 1000 {
 		t.Errorf("%.0f bytes for each override", perOverride)
 	}
-	runtime.KeepAlive(o)
+	runtime.KeepAlive(limits)
 }
 
 // A worker is another process: this test binary, started with the environment variable. It follows the overrides in the
@@ -317,12 +314,11 @@ func overridesWorker(ctx context.Context, url string) error {
 		return err
 	}
 	defer pool.Close()
-	o := &ratelimit.Overrides{DB: pool, Listen: os.Getenv(workerListen) != ""}
-	if err := o.Load(ctx); err != nil {
+	limits, capacity := follow.By(new(ratelimit.Limiter), follow.Settings{DB: pool, Listen: os.Getenv(workerListen) != ""}), -1.0
+	if err := follow.Load(ctx, limits); err != nil {
 		return err
 	}
-	go func() { _ = o.Run(ctx) }()
-	limits, capacity := ratelimit.Limiter{Overrides: o}, -1.0
+	go follow.Run(ctx, limits)
 	for {
 		var result ratelimit.Result
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -355,7 +351,7 @@ func TestNotificationsThatTellOfNothing(t *testing.T) {
 	other := newPool(t, 1)
 	pool, sent := traced(t, other, 4, nil)
 	const every = 300 * time.Millisecond // 17 times in 5 s
-	limiter := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: every, Listen: true})}
+	limiter := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool, Every: every, Listen: true})
 	limit := slow("limit", 10)
 	eventually(t, "LISTEN", func() bool { return sent.count("LISTEN") > 0 })
 	blocked := func(key string) time.Duration {
@@ -492,13 +488,13 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 		pool := newPool(t, 4)
 		api := ratelimit.FixedWindow("api", 10, 24*time.Hour, options...)
 		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
-		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+		limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 		load := func() {
-			succeeds(t, limits.Overrides.Load(t.Context()))
+			succeeds(t, follow.Load(t.Context(), limits))
 		}
 		left := func() float64 {
 			t.Helper()
-			return readBalance(t, &limits, pool, api.Key("ann"))
+			return readBalance(t, limits, pool, api.Key("ann"))
 		}
 		load()
 		succeeds(t, second(limits.Charge(t.Context(), pool, api.Key("ann").Count(8))))
@@ -639,7 +635,7 @@ func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	for i, until := range []string{"infinity", "294276-12-31 00:00+00", "10000-01-01 00:00+00"} {
 		byHand, byFunction := fmt.Sprintf("by hand %d", i), fmt.Sprintf("by function %d", i)
 		mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.overrides (name, key, effect, until) VALUES ('api', '%s', 'block', '%s')", byHand, until))
@@ -649,11 +645,11 @@ func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 			}
 		}
 		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('api', '%s', forever => true)", byFunction))
-		if err := limits.Overrides.Load(t.Context()); err != nil {
+		if err := follow.Load(t.Context(), limits); err != nil {
 			t.Fatalf("%s: %v", until, err)
 		}
 		for _, key := range []string{byHand, byFunction} {
-			if got := limitInForce(t, &limits, pool, api.Key(key)); got != "api: blocked" {
+			if got := limitInForce(t, limits, pool, api.Key(key)); got != "api: blocked" {
 				t.Errorf("%s until %s: %s", key, until, got)
 			}
 			if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit.try('api', $1) WHERE NOT granted", key); end != nil {
@@ -687,8 +683,8 @@ func TestASlowPollEndsNoBlockEarly(t *testing.T) {
 	for _, slow := range []slowDB{{pool, time.Second, 0}, {pool, 0, time.Second}} {
 		key := fmt.Sprint(slow.before)
 		scan[int64](t, pool, "SELECT ratelimit.block('api', $1, until => clock_timestamp() + interval '2 seconds')", key)
-		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: slow}}
-		succeeds(t, limits.Overrides.Load(t.Context()))
+		limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: slow})
+		succeeds(t, follow.Load(t.Context(), limits))
 		eventually(t, "the block ends", func() bool { _, err := limits.Consume(t.Context(), pool, api.Key(key)); return !denied(err) })
 		if early := scan[time.Duration](t, pool, "SELECT until - clock_timestamp() FROM ratelimit.overrides WHERE key = $1", key); early > 0 {
 			t.Errorf("%+v: it ended %v early", slow, early)
@@ -702,15 +698,15 @@ func TestToBeToldMayLoad(t *testing.T) {
 	pool := newPool(t, 4)
 	mustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, rate) VALUES ('api', 'ann', 'numbers', 'NaN')")
 	told := 0
-	o := &ratelimit.Overrides{DB: pool}
-	o.OnError = func(error) {
+	limits := new(ratelimit.Limiter)
+	follow.By(limits, follow.Settings{DB: pool, OnError: func(error) {
 		if told++; told < 3 {
-			if err := o.Load(t.Context()); err != nil {
+			if err := follow.Load(t.Context(), limits); err != nil {
 				t.Error(err)
 			}
 		}
-	}
-	if err := o.Load(t.Context()); err != nil || told != 3 {
+	}})
+	if err := follow.Load(t.Context(), limits); err != nil || told != 3 {
 		t.Errorf("told %d times, %v, want 3", told, err)
 	}
 }
@@ -745,7 +741,7 @@ func TestWhatIsAddedStays(t *testing.T) {
 	pool := newPool(t, 6)
 	api := ratelimit.FixedWindow("api", 50, 24*time.Hour)
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
-	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool})} // by polls, a second apart
+	limits := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool}) // by polls, a second apart
 	succeeds(t, second(limits.Consume(t.Context(), pool, api.Key("ann").Count(50))))
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
@@ -767,7 +763,7 @@ func TestWhatIsAddedStays(t *testing.T) {
 	})
 	added := scan[float64](t, pool, "SELECT ratelimit.add($1)", id)
 	eventually(t, "the program knows", func() bool {
-		return limitInForce(t, &limits, pool, api.Key("ann")) == "api: fixed window, 500 per 1d, capacity 500"
+		return limitInForce(t, limits, pool, api.Key("ann")) == "api: fixed window, 500 per 1d, capacity 500"
 	})
 	close(stop)
 	running.Wait()
@@ -787,11 +783,11 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
 			succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limit))
-			limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+			limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 			granted := 0
 			use := func() {
 				t.Helper()
-				succeeds(t, limits.Overrides.Load(t.Context()))
+				succeeds(t, follow.Load(t.Context(), limits))
 				n, _, err := limits.Take(t.Context(), pool, 10_000, limit.Key("ann"))
 				if granted += n; err != nil && !denied(err) {
 					t.Fatal(err)
@@ -823,13 +819,13 @@ func TestASlowPollBringsNoOverrideBack(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	hourly := ratelimit.TokenBucket("api", 1, time.Hour)
-	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+	limits := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool, Every: soon})
 	until := scan[time.Time](t, pool, "SELECT clock_timestamp() + interval '1 second'")
 	for _, call := range []string{"ratelimit.unlimited('api', 'free', until => $1)", "ratelimit.override('api', 'raised', rate => 1000000, until => $1)"} {
 		scan[int64](t, pool, "SELECT "+call, until)
 	}
 	eventually(t, "they are in force", func() bool {
-		return limitInForce(t, &limits, pool, hourly.Key("free")) == "api: unlimited" && limitInForce(t, &limits, pool, hourly.Key("raised")) != hourly.String()
+		return limitInForce(t, limits, pool, hourly.Key("free")) == "api: unlimited" && limitInForce(t, limits, pool, hourly.Key("raised")) != hourly.String()
 	})
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
@@ -839,7 +835,7 @@ func TestASlowPollBringsNoOverrideBack(t *testing.T) {
 	succeeds(t, tx.Rollback(t.Context()))
 	for begin := time.Now(); time.Since(begin) < 2*time.Second; time.Sleep(5 * time.Millisecond) {
 		for _, key := range []string{"free", "raised"} {
-			if got := limitInForce(t, &limits, pool, hourly.Key(key)); got != hourly.String() {
+			if got := limitInForce(t, limits, pool, hourly.Key(key)); got != hourly.String() {
 				t.Fatalf("%s: %s, %v after its end", key, got, scan[time.Duration](t, pool, "SELECT clock_timestamp() - $1::timestamptz", until))
 			}
 		}
@@ -862,9 +858,9 @@ func TestNoProgramFollowsAnOverrideThatIsNotValid(t *testing.T) {
 	if rate := scan[float64](t, pool, "SELECT rate FROM ratelimit._numbers('api', 'ann', now())"); rate != 20 {
 		t.Errorf("SQL uses a rate of %v", rate)
 	}
-	overrides := &ratelimit.Overrides{DB: pool, OnError: func(error) {}}
-	succeeds(t, overrides.Load(t.Context()))
-	balances, err := (&ratelimit.Limiter{Overrides: overrides}).Balance(t.Context(), pool, limit.Key("ann"))
+	limits := follow.By(new(ratelimit.Limiter), follow.Settings{DB: pool, OnError: func(error) {}})
+	succeeds(t, follow.Load(t.Context(), limits))
+	balances, err := limits.Balance(t.Context(), pool, limit.Key("ann"))
 	if err != nil || balances[0].Capacity != 20 {
 		t.Errorf("the library uses %+v, %v", balances, err)
 	}

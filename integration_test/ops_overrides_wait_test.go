@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -16,7 +17,7 @@ import (
 func TestAWaitThatEndsBeforeAnOverrideDoes(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	wait := func(limit ratelimit.Limit, within time.Duration) (ratelimit.Result, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
@@ -32,7 +33,7 @@ func TestAWaitThatEndsBeforeAnOverrideDoes(t *testing.T) {
 		} else {
 			scan[int64](t, pool, "SELECT ratelimit.override($1, 'k', rate => 3600, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
 		}
-		succeeds(t, limits.Overrides.Load(t.Context()))
+		succeeds(t, follow.Load(t.Context(), limits))
 		for i := range 2 {
 			result, err := wait(limit, 5*time.Second)
 			if name == "lifted after" && i == 1 {
@@ -51,11 +52,11 @@ func TestACalendarBesideAnOverrideThatEndsLate(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	c := &clock{now: scan[time.Time](t, pool, "SELECT date_trunc('day', now())").UTC()}
-	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{Clock: c.Now}, follow.Settings{DB: pool})
 	daily, slow := ratelimit.CalendarWindow("daily", 1, ratelimit.Day, ratelimit.MaxReserved(0)), ratelimit.TokenBucket("slow", 60, time.Minute, ratelimit.MaxReserved(0))
 	end := c.now.Add(20 * 24 * time.Hour)
 	scan[int64](t, pool, "SELECT ratelimit.override('slow', 'k', rate => 0.0000001, capacity => 1, until => $1)", end)
-	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), limits))
 	succeeds(t, second(limits.Consume(t.Context(), pool, slow.Key("k"))))
 	succeeds(t, second(limits.Consume(t.Context(), pool, daily.Key("k"))))
 	_, err := limits.Reserve(t.Context(), pool, daily.Key("k"), slow.Key("k"))
@@ -73,11 +74,11 @@ func TestAJobAfterTheListBesideAnOverride(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	c := &clock{now: scan[time.Time](t, pool, "SELECT date_trunc('day', now())").UTC().Add(time.Hour)}
-	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{Clock: c.Now}, follow.Settings{DB: pool})
 	saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(5000), ratelimit.Shards(3)).Key("k")
 	slow := ratelimit.TokenBucket("slow", 1, 10*365*24*time.Hour).Key("k")
 	scan[int64](t, pool, "SELECT ratelimit.override('saved', 'k', rate => 20, capacity => 5000, until => $1)", c.now.AddDate(5, 0, 0))
-	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), limits))
 	succeeds(t, second(limits.Consume(t.Context(), pool, saved.Count(5000), slow)))
 	if _, err := limits.Reserve(t.Context(), pool, slow.Count(3)); err != nil { // its work runs after 30 years, and that of the next after 40
 		t.Fatal(err)
@@ -114,10 +115,7 @@ func TestAWaitIsWokenByItsClock(t *testing.T) {
 	pool := newPool(t, 4)
 	began := time.Now()
 	start := scan[time.Time](t, pool, "SELECT now() + interval '2 days'").UTC() // not the database's time
-	limits := ratelimit.Limiter{
-		Clock:     func() time.Time { return start.Add(time.Since(began)) },
-		Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon}),
-	}
+	limits := following(t, &ratelimit.Limiter{Clock: func() time.Time { return start.Add(time.Since(began)) }}, follow.Settings{DB: pool, Every: soon})
 	limit := ratelimit.TokenBucket("api", 1, time.Hour)
 	succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("k"))))
 	ended := make(chan error)
@@ -162,10 +160,10 @@ func TestTheFirstWaitBesideAnOverrideThatEnds(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	c := &clock{now: time.Now().UTC().Truncate(time.Second)}
-	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{Clock: c.Now}, follow.Settings{DB: pool})
 	limit := ratelimit.TokenBucket("api", 1, time.Second, ratelimit.Capacity(1000))
 	scan[int64](t, pool, "SELECT ratelimit.override('api', 'k', rate => 10, until => $1)", c.now.Add(2000*time.Second))
-	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), limits))
 	succeeds(t, second(limits.Charge(t.Context(), pool, limit.Key("k").Count(1000+15000))))
 	// By 10 a second for about 1000 s, a Wait may owe about 10,000. By 1 a second afterwards, it may owe 1000.
 	wait := func() error {

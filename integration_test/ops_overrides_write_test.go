@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
@@ -40,6 +42,8 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 				w.Fatalf("Go wrote\n%s\nand SQL\n%s", got, want)
 			}
 		}
+		follow.By(w.limiter, follow.Settings{DB: newPool(w, 1)})
+		w.do(follow.Load(w.Context(), w.limiter))
 		id, err := w.limiter.Override(w.Context(), w.db, api.Key("eu", "a|b"), ratelimit.Terms{Until: until, Reason: "their 'conference'", Who: "ann"}, ratelimit.Rate(500), ratelimit.Capacity(700), ratelimit.MaxReserved(0))
 		w.do(err)
 		if newest := scan[int64](w, w.db, "SELECT max(id) FROM ratelimit.overrides WHERE name = '"+names[0]+"'"); id != newest {
@@ -88,9 +92,9 @@ func TestABlockByGoHoldsAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
-	succeeds(t, limits.Overrides.Load(t.Context()))
-	other := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool})}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
+	succeeds(t, follow.Load(t.Context(), limits))
+	other := following(t, new(ratelimit.Limiter), follow.Settings{DB: pool})
 	is := func(when, key string, blocked bool) {
 		t.Helper()
 		if _, err := limits.Consume(t.Context(), pool, api.Key(key)); denied(err) != blocked || err != nil && !denied(err) {
@@ -155,12 +159,43 @@ func TestABlockByGoHoldsAtOnce(t *testing.T) {
 	})
 }
 
+// TestAScriptWithOneConnection sees what it decides at once, and with it what others have decided. It polls nothing.
+func TestAScriptWithOneConnection(t *testing.T) {
+	t.Parallel()
+	url := newMigrated(t)
+	others := connect(t, url, 1)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	for name, db := range map[string]ratelimit.DB{"pgx": connect(t, url, 1), "sql": ratelimit.SQL(openSQL(t, "pgx", url, 1))} {
+		limits := open(t, db, ratelimit.Options{NoPublish: true, NoSweep: true, NoBackground: true})
+		is := func(when, key string, blocked bool) {
+			t.Helper()
+			if _, err := limits.Consume(t.Context(), db, api.Key(name, key)); denied(err) != blocked || err != nil && !denied(err) {
+				t.Errorf("%s: %s: %v, want blocked: %v", name, when, err, blocked)
+			}
+		}
+		block := func(ctx context.Context, db ratelimit.DB, key string) error {
+			return second(limits.Block(ctx, db, api.Key(name, key), ratelimit.Terms{Forever: true}))
+		}
+		succeeds(t, block(t.Context(), db, "own"))
+		is("on a pool", "own", true)
+		mustExec(t, others, "SELECT ratelimit.block('api', ratelimit.key('"+name+"', 'of another'), forever => true)")
+		is("before its next decision", "of another", false)
+		if pool, ok := db.(*pgxpool.Pool); ok {
+			succeeds(t, limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return block(ctx, tx, "tx") }))
+			is("in a transaction", "tx", true)
+		} else {
+			succeeds(t, block(t.Context(), db, "tx"))
+		}
+		is("after its next decision", "of another", true)
+	}
+}
+
 // TestWhatGoRefusesToOverrideIsNotSent: a SQL error would abort the caller's transaction. What SQL refuses, Go does, and no more.
 func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	var limits ratelimit.Limiter
+	limits := follow.By(new(ratelimit.Limiter), follow.Settings{DB: pool})
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
@@ -204,15 +239,18 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 			}
 		}
 	}
-	coalescer := &ratelimit.Coalescer{Pool: pool}
+	coalescer, unopened := &ratelimit.Coalescer{Pool: pool}, new(ratelimit.Limiter)
 	defer coalescer.Close()
+	without := open(t, pool, ratelimit.Options{NoOverrides: true, NoPublish: true, NoSweep: true})
 	for name, err := range map[string]error{
-		"a Coalescer":         second(limits.Block(t.Context(), coalescer, api.Key("k"), ratelimit.Terms{Forever: true})),
-		"a count":             second(limits.Block(t.Context(), tx, api.Key("k").Count(2), ratelimit.Terms{Forever: true})),
-		"a count to restore":  second(limits.Restore(t.Context(), tx, api.Key("k").Count(2), ratelimit.End{})),
-		"an empty key":        second(limits.Unblock(t.Context(), tx, api.Key(""), ratelimit.End{})),
-		"a long who, restore": second(limits.Restore(t.Context(), tx, api.Key("k"), ratelimit.End{Who: strings.Repeat("w", 256)})),
-		"a block in the past": second(limits.Block(t.Context(), tx, api.Key("k"), ratelimit.Terms{Until: time.Now().Add(-time.Minute)})),
+		"a Coalescer":           second(limits.Block(t.Context(), coalescer, api.Key("k"), ratelimit.Terms{Forever: true})),
+		"a count":               second(limits.Block(t.Context(), tx, api.Key("k").Count(2), ratelimit.Terms{Forever: true})),
+		"a count to restore":    second(limits.Restore(t.Context(), tx, api.Key("k").Count(2), ratelimit.End{})),
+		"an empty key":          second(limits.Unblock(t.Context(), tx, api.Key(""), ratelimit.End{})),
+		"a long who, restore":   second(limits.Restore(t.Context(), tx, api.Key("k"), ratelimit.End{Who: strings.Repeat("w", 256)})),
+		"no overrides followed": errors.Join(second(unopened.Block(t.Context(), tx, api.Key("k"), ratelimit.Terms{Forever: true})), second(unopened.Restore(t.Context(), tx, api.Key("k"), ratelimit.End{}))),
+		"overrides off":         second(without.Override(t.Context(), pool, api.Key("k"), ratelimit.Terms{Forever: true}, ratelimit.Rate(1))),
+		"a block in the past":   second(limits.Block(t.Context(), tx, api.Key("k"), ratelimit.Terms{Until: time.Now().Add(-time.Minute)})),
 	} {
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

@@ -365,7 +365,6 @@ func TestNamesThatNoSchemaHas(t *testing.T) {
 			"Hot":         limits.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { return nil }, ratelimit.Hot(limit.Key("k"))),
 			"a batch":     second(limits.QueueConsume(t.Context(), &pgx.Batch{}, limit.Key("k"))),
 			"Publish":     limits.Publish(t.Context(), pool, "web", limit),
-			"Overrides":   (&ratelimit.Overrides{DB: pool, Schema: schema}).Load(t.Context()),
 			"Open":        second(ratelimit.Open(t.Context(), pool, ratelimit.Options{Program: "web", Schema: schema, Limits: []ratelimit.Limit{limit}})),
 		} {
 			if err == nil || !strings.Contains(err.Error(), "the schema's name") || sqlState(err) != "" {

@@ -224,6 +224,10 @@ func TestASchemaForEachTest(t *testing.T) {
 		t.Run("", func(t *testing.T) {
 			limits := ratelimittest.NewSchema(t, pool)
 			succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("ann"))))
+			succeeds(t, second(limits.Block(t.Context(), pool, limit.Key("eve"), ratelimit.Terms{Forever: true})))
+			if _, err := limits.Consume(t.Context(), pool, limit.Key("eve")); !denied(err) {
+				t.Errorf("a blocked key: %v", err)
+			}
 			if s, err := migrations.Check(t.Context(), pool, limits.Schema); err != nil || s.Differs() != "" {
 				t.Errorf("%+v, %v", s, err)
 			}

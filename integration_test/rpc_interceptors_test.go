@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 	"github.com/txlimit/txlimit/ratelimit/rpclimit"
@@ -124,8 +125,8 @@ func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
 		if err := o.limit.Limiter.Reset(o.Context(), o.pool, perUser.Key("ann")); err != nil {
 			o.Fatal(err)
 		}
-		o.limit.Limiter.Overrides = &ratelimit.Overrides{DB: o.pool}
-		if err := o.limit.Limiter.Overrides.Load(o.Context()); err != nil {
+		follow.By(o.limit.Limiter, follow.Settings{DB: o.pool})
+		if err := follow.Load(o.Context(), o.limit.Limiter); err != nil {
 			o.Fatal(err)
 		}
 		silent(o.wants(client, codes.PermissionDenied))

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -672,10 +673,11 @@ func TestAResetLeavesATrace(t *testing.T) {
 	pool := newPool(t, 4)
 	limit := ratelimit.TokenBucket("l", 10, 1000*time.Hour, ratelimit.Varies(2000*time.Hour))
 	var problems []error
-	limiter := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool, OnError: func(err error) { problems = append(problems, err) }}}
+	settings := follow.Settings{DB: pool, OnError: func(err error) { problems = append(problems, err) }}
+	limiter := follow.By(&ratelimit.Limiter{}, settings)
 	load := func() {
 		t.Helper()
-		if err := limiter.Overrides.Load(t.Context()); err != nil {
+		if err := follow.Load(t.Context(), limiter); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -700,7 +702,7 @@ func TestAResetLeavesATrace(t *testing.T) {
 	if n := scan[int](t, pool, "SELECT coalesce(cardinality(ids), 0) FROM ratelimit._overrides('"+before+"', 0)"); n != 0 {
 		t.Errorf("programs read %d traces", n)
 	}
-	limiter.Overrides = &ratelimit.Overrides{DB: pool, OnError: limiter.Overrides.OnError}
+	follow.By(limiter, settings)
 	load() // all
 	if _, err := limiter.Consume(t.Context(), pool, limit.Key("ann").Count(10)); err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", err, problems)

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -330,13 +331,13 @@ func TestOverridesOfADistributedSchemaAreFollowedByTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	api := ratelimit.TokenBucket("api", 1000, time.Hour)
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
-	if err := limits.Overrides.Load(t.Context()); err != nil {
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
+	if err := follow.Load(t.Context(), limits); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var following sync.WaitGroup
-	following.Go(func() { _ = limits.Overrides.Run(ctx) })
+	following.Go(func() { follow.Run(ctx, limits) })
 	defer following.Wait()
 	defer stop()
 	for i, xid := range []string{"3", "4000000000"} {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -47,17 +48,15 @@ func TestTheDocumentedOverrides(t *testing.T) {
 		}
 	}
 	operator := role("operator", "operate")
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	is := func(request ratelimit.Request, want string) {
 		t.Helper()
-		succeeds(t, limits.Overrides.Load(t.Context()))
-		if got := limitInForce(t, &limits, pool, request); !strings.HasPrefix(got, want) {
+		succeeds(t, follow.Load(t.Context(), limits))
+		if got := limitInForce(t, limits, pool, request); !strings.HasPrefix(got, want) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if _, err := limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100)); err == nil || limits.Overrides.Load(t.Context()) != nil {
-		t.Errorf("before the first load: %v", err)
-	}
+	succeeds(t, follow.Load(t.Context(), limits))
 	succeeds(t, second(limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100))))
 	id := operator(docSQL(t, "docs/overrides.md", "their conference"))
 	is(nightSignUps.Key("acme"), "signUps: fixed window, 500 per 1h, capacity 500")

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -288,8 +289,8 @@ func TestOperationsAt3AM(t *testing.T) {
 		},
 		"ratelimit.block('sendMessage', 'user-17'": func(n *night, sql string) {
 			n.exec(sql)
-			n.limiter.Overrides = &ratelimit.Overrides{DB: n.pool}
-			succeeds(n, n.limiter.Overrides.Load(n.Context()))
+			follow.By(&n.limiter, follow.Settings{DB: n.pool})
+			succeeds(n, follow.Load(n.Context(), &n.limiter))
 			if n.consume(n.pool, nightMessages.Key("user-17")) || !n.consume(n.pool, nightMessages.Key("user-18")) {
 				n.Error("not the one key is blocked")
 			}

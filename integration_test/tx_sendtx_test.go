@@ -348,12 +348,12 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 			"a function's own error of a call that was refused": {
 				func(batch *pgx.Batch) {
 					batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error {
-						return fmt.Errorf("%w %w %w %w %w", ratelimit.ErrInvalid, ratelimit.ErrExceedsCapacity, ratelimit.ErrClosed, ratelimit.ErrNotLoaded, mine)
+						return fmt.Errorf("%w %w %w %w", ratelimit.ErrInvalid, ratelimit.ErrExceedsCapacity, ratelimit.ErrClosed, mine)
 					})
 				},
 				func(err error) bool {
 					return errors.Is(err, mine) && errors.Is(err, ratelimit.ErrUnknownOutcome) && !errors.Is(err, ratelimit.ErrInvalid) &&
-						!errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.Is(err, ratelimit.ErrClosed) && !errors.Is(err, ratelimit.ErrNotLoaded)
+						!errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.Is(err, ratelimit.ErrClosed)
 				}, true,
 			},
 			"another call's refusal, then a refusal of the batch": {

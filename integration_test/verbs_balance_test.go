@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -239,14 +240,14 @@ func TestBalanceUnderOverrides(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
 		api, window := ratelimit.TokenBucket("api", 10, time.Minute), ratelimit.FixedWindow("window", 10, 24*time.Hour, ratelimit.Shards(2))
-		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
-		w.do(w.limiter.Overrides.Load(w.Context()))
+		follow.By(w.limiter, follow.Settings{DB: pool})
+		w.do(follow.Load(w.Context(), w.limiter))
 		end := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 		w.clock.now = end.Add(-time.Hour)
 		now := w.clock.now
 		decided := func(by string, until time.Time, request ratelimit.Request) ratelimit.Balance {
 			w.Helper()
-			w.do(w.limiter.Overrides.Load(w.Context()))
+			w.do(follow.Load(w.Context(), w.limiter))
 			b := w.balances(request)[0]
 			if b.Decides != by || !b.Until.Equal(until) || !b.At.Equal(now) {
 				w.Fatalf("%+v, want it decided by %s until %v", b, by, until)

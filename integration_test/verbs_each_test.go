@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
@@ -262,7 +263,7 @@ func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
 func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	var ran, requests []ratelimit.Request
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket("bucket", 10, 10*time.Hour), ratelimit.TokenBucket("sharded", 10, 10*time.Hour, ratelimit.Shards(2)),
@@ -278,7 +279,7 @@ func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
 	now := began
 	limits.Clock = func() time.Time { return now }
 	succeeds(t, second((&ratelimit.Limiter{Clock: limits.Clock}).ConsumeEach(t.Context(), pool, ran...))) // before it knows the overrides
-	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), limits))
 	results, err := inOrder(limits.ConsumeEach(t.Context(), pool, requests...))
 	if err != nil || oks(results) != "------" {
 		t.Fatalf("%s, %v", oks(results), err)
@@ -307,7 +308,7 @@ func TestEachUnderOverrides(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	limit := ratelimit.TokenBucket("each", 10, time.Hour)
-	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: pool})
 	until := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
 	for _, err := range []error{
 		second(limits.Block(t.Context(), pool, limit.Key("blocked"), ratelimit.Terms{Until: until})),
@@ -318,7 +319,7 @@ func TestEachUnderOverrides(t *testing.T) {
 		succeeds(t, err)
 	}
 	scan[int64](t, pool, "SELECT ratelimit.unlimited('each', 'free', forever => true)")
-	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, follow.Load(t.Context(), limits))
 	results, err := inOrder(limits.ConsumeEach(t.Context(), pool,
 		limit.Key("blocked"), limit.Key("banned"), limit.Key("small").Count(5), limit.Key("smaller").Count(5), limit.Key("free").Count(1000), limit.Key("ann").Count(5),
 		limit.Key("small").Count(2), limit.Key("bob").Count(11)))
@@ -330,7 +331,7 @@ func TestEachUnderOverrides(t *testing.T) {
 			t.Errorf("%d: RetryAt is %v, want %v", i, results[i].RetryAt, want)
 		}
 	}
-	if left := readBalance(t, &limits, pool, limit.Key("ann")); left < 5 || left > 5.1 {
+	if left := readBalance(t, limits, pool, limit.Key("ann")); left < 5 || left > 5.1 {
 		t.Errorf("ann has %v", left)
 	}
 }

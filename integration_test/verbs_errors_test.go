@@ -25,6 +25,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
@@ -171,15 +172,8 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		add("a count", count)
 		if !slices.Contains(steers, by) {
 			add("a clock", failure{is: invalid, do: after(func(c *failing) { c.limiter.Clock = longAgo })})
-			add("overrides that are not loaded", failure{is: ratelimit.ErrNotLoaded, do: after(func(c *failing) {
-				c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
-			})})
-			add("overrides that cannot be loaded", failure{is: ratelimit.ErrNotLoaded, do: after(func(c *failing) {
-				c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
-				if err := c.limiter.Overrides.Load(ended(c.ctx)); err == nil {
-					c.Error("overrides are loaded by a context that has ended")
-				}
-			})})
+		} else {
+			add("overrides that it does not follow", failure{is: invalid, do: after(func(c *failing) { c.limiter = new(ratelimit.Limiter) })})
 		}
 		add("another definition", failure{is: invalid, do: after(func(c *failing) {
 			c.known(ratelimit.TokenBucket(c.limit.Name(), 7, time.Hour))
@@ -513,17 +507,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 		"Validate: the zero Limit": func(*failing) error { return ratelimit.Limit{}.Validate() },
 		"UnmarshalJSON: no object": func(*failing) error { return new(ratelimit.Config).UnmarshalJSON([]byte("1")) },
-		"Load: no database":        func(c *failing) error { return new(ratelimit.Overrides).Load(c.ctx) },
-		"Load: Every":              func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: time.Hour}).Load(c.ctx) },
-		"Load: a negative time":    func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: -1}).Load(c.ctx) },
-		"Load: a transaction": func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return (&ratelimit.Overrides{DB: tx}).Load(ctx) })
-		},
-		"Load: Listen":     func(c *failing) error { return (&ratelimit.Overrides{DB: refusing{}, Listen: true}).Load(c.ctx) },
-		"Run: no database": func(c *failing) error { return new(ratelimit.Overrides).Run(c.ctx) },
-		"Run: one connection": func(c *failing) error {
-			return (&ratelimit.Overrides{DB: connect(c.T, c.pool.Config().ConnString(), 1), Listen: true}).Run(c.ctx)
-		},
 	})
 	add(failure{is: exceeds}, map[string]func(c *failing) error{
 		"Wait: more than the capacity": func(c *failing) error { return verbCalls(c, c.pool, c.request().Count(101))["Wait"]() },
@@ -637,7 +620,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			})
 		},
 		"SendTx: no connection": func(c *failing) error { return c.limiter.SendTx(ended(c.ctx), c.pool, c.batch()) },
-		"Run: the context ends": func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool}).Run(ended(c.ctx)) },
 	})
 	add(failure{is: unknown}, map[string]func(c *failing) error{
 		"Sweep: the answer to COMMIT is lost": func(c *failing) error { return second(c.limiter.Sweep(c.ctx, commitLost{c.pool}, c.limit)) },
@@ -697,9 +679,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 	})
 	maps.Copy(all, map[string]failure{
-		"Consume: Overrides of another schema": {by: "Consume", is: invalid, do: func(c *failing) error {
-			return second((&ratelimit.Limiter{Schema: "another", Overrides: new(ratelimit.Overrides)}).Consume(c.ctx, c.pool, c.request()))
-		}},
 		"Consume: a Coalescer of another schema": {by: "Consume", is: invalid, do: func(c *failing) error {
 			coalescer := &ratelimit.Coalescer{Pool: c.pool}
 			succeeds(c.T, second(new(ratelimit.Limiter).Consume(c.ctx, coalescer, ratelimit.TokenBucket("another", 1, time.Hour).Global())))
@@ -761,12 +740,15 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON ratelimit.definitions FOR EACH ROW EXECUTE FUNCTION conflict()")
 	sentinels := map[string]error{
 		"ErrDenied": ratelimit.ErrDenied, "ErrInvalid": ratelimit.ErrInvalid, "ErrBadRequest": ratelimit.ErrBadRequest, "ErrExceedsCapacity": ratelimit.ErrExceedsCapacity,
-		"ErrNotLoaded": ratelimit.ErrNotLoaded, "ErrHoldLost": ratelimit.ErrHoldLost, "migrations.ErrBehind": migrations.ErrBehind, "ErrClosed": ratelimit.ErrClosed, "ErrAttemptsExhausted": ratelimit.ErrAttemptsExhausted, "ErrUnknownOutcome": ratelimit.ErrUnknownOutcome,
+		"ErrHoldLost": ratelimit.ErrHoldLost, "migrations.ErrBehind": migrations.ErrBehind, "ErrClosed": ratelimit.ErrClosed, "ErrAttemptsExhausted": ratelimit.ErrAttemptsExhausted, "ErrUnknownOutcome": ratelimit.ErrUnknownOutcome,
 	}
 	seen := map[string][]string{}
 	var texts []string
+	follows := follow.By(new(ratelimit.Limiter), follow.Settings{DB: pool})
+	succeeds(t, follow.Load(t.Context(), follows))
 	for name, f := range failures(conflicting) {
 		c := &failing{t, t.Context(), new(ratelimit.Limiter), ratelimit.TokenBucket("of "+name, 1, 24*time.Hour, ratelimit.Capacity(100), ratelimit.MaxReserved(10)), pool}
+		follow.With(c.limiter, follows)
 		err := f.do(c)
 		if err == nil {
 			t.Errorf("%s: no error", name)

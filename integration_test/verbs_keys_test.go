@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -57,7 +58,7 @@ func newByKey(t *testing.T) *byKey {
 	binary, err := builtTool()
 	succeeds(t, err)
 	w := &byKey{T: t, pool: connect(t, url, 4), binary: binary, url: url}
-	w.limits.Overrides = &ratelimit.Overrides{DB: w.pool}
+	follow.By(&w.limits, follow.Settings{DB: w.pool})
 	w.page = newConsole(t, w.pool, "ann")
 	return w
 }
@@ -89,7 +90,7 @@ func (w *byKey) tool(args ...string) []byte {
 // goes wants what Go's next call is answered: nothing, or the reason of a denial. Overrides are followed first.
 func (w *byKey) goes(what string, r ratelimit.Request, want ratelimit.Reason) {
 	w.Helper()
-	succeeds(w, w.limits.Overrides.Load(w.Context()))
+	succeeds(w, follow.Load(w.Context(), &w.limits))
 	_, err := w.limits.Consume(w.Context(), w.pool, r)
 	denial, is := errors.AsType[*ratelimit.DeniedError](err)
 	if err != nil && !is {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
@@ -261,7 +262,7 @@ func TestMoveUnderOverrides(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
 		small, large := plans("hashed", 1, 1)
-		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		follow.By(w.limiter, follow.Settings{DB: pool})
 		for _, c := range []struct {
 			key, sql   string
 			first      bool // it is overridden before the tokens are used
@@ -278,7 +279,7 @@ func TestMoveUnderOverrides(t *testing.T) {
 			override := func(now bool) {
 				if now {
 					scan[int64](w, pool, "SELECT "+c.sql, c.key)
-					w.do(w.limiter.Overrides.Load(w.Context()))
+					w.do(follow.Load(w.Context(), w.limiter))
 				}
 			}
 			override(c.first)

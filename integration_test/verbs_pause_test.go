@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
@@ -299,11 +300,11 @@ func TestPauseUnderOverrides(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
 		limit := steady(1)
-		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		follow.By(w.limiter, follow.Settings{DB: pool})
 		override := func(sql string) {
 			w.Helper()
 			scan[int64](w, pool, "SELECT "+sql)
-			w.do(w.limiter.Overrides.Load(w.Context()))
+			w.do(follow.Load(w.Context(), w.limiter))
 		}
 		bare := w
 		bare.limiter = &ratelimit.Limiter{Clock: w.clock.Now}
@@ -540,8 +541,8 @@ func TestKeysArePausedUntil(t *testing.T) {
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "test", limits...))
 	mustExec(t, pool, `SELECT ratelimit.block('steady in 1', 'blocked', forever => true), ratelimit.unlimited('steady in 1', 'lifted', forever => true), ratelimit.override('steady in 1', 'lowered', rate => 1, capacity => 1, forever => true),
 		ratelimit.override('steady in 1', 'both', capacity => 3, forever => true), ratelimit.block('steady in 1', 'both', forever => true), ratelimit.unlimited('steady in 1', 'lifted, blocked', forever => true), ratelimit.block('steady in 1', 'lifted, blocked', forever => true)`)
-	limiter := &ratelimit.Limiter{Clock: func() time.Time { return at }, Overrides: &ratelimit.Overrides{DB: pool, OnError: func(err error) { t.Error(err) }}}
-	succeeds(t, limiter.Overrides.Load(t.Context()))
+	limiter := follow.By(&ratelimit.Limiter{Clock: func() time.Time { return at }}, follow.Settings{DB: pool, OnError: func(err error) { t.Error(err) }})
+	succeeds(t, follow.Load(t.Context(), limiter))
 	insert := func(row ...any) {
 		succeeds(t, second(pool.Exec(t.Context(), "INSERT INTO ratelimit.limits VALUES ($1, $2, $3, $4, 0, $5)", row...)))
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -19,7 +20,7 @@ func TestADenialTellsWhy(t *testing.T) {
 	behaviour(t, func(w world) {
 		pool := newPool(w, 2)
 		api, month := ratelimit.TokenBucket("api", 10, time.Minute), ratelimit.CalendarWindow("month", 10, ratelimit.Month, ratelimit.Shards(2))
-		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		follow.By(w.limiter, follow.Settings{DB: pool})
 		until := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 		for _, key := range []string{"blocked", "later"} {
 			scan[int64](w, pool, "SELECT ratelimit.block('api', $1, until => $2)", key, until.Add(time.Duration(len(key)-7)*time.Minute))
@@ -31,7 +32,7 @@ func TestADenialTellsWhy(t *testing.T) {
 			scan[int64](w, pool, "SELECT "+sql)
 			scan[int64](w, pool, "SELECT ratelimit.block('exports.free', $1, until => $2)", key, until)
 		}
-		w.do(w.limiter.Overrides.Load(w.Context()))
+		w.do(follow.Load(w.Context(), w.limiter))
 		w.clock.now = until.Add(-time.Hour)
 		w.grant(api.Key("used").Count(10), month.Key("used").Count(10))
 		used, blocked, later, banned := api.Key("used"), api.Key("blocked"), api.Key("later"), api.Key("banned")
@@ -112,11 +113,11 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	pool := newPool(t, 4)
 	limiter, clock := newLimiter()
 	w := world{t, pool, limiter, clock}
-	limiter.Overrides = &ratelimit.Overrides{DB: pool}
+	follow.By(limiter, follow.Settings{DB: pool})
 	until := scan[time.Time](t, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'blocked', until => $1)", until)
 	scan[int64](t, pool, "SELECT ratelimit.block('sharded', every_key => true, forever => true)")
-	w.do(limiter.Overrides.Load(t.Context()))
+	w.do(follow.Load(t.Context(), limiter))
 	clock.now = until.Add(-time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()

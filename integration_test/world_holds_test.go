@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -414,7 +415,8 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 	deployed := !h.until.IsZero() && r.IntN(3) == 0 && w.limits[h.of.limit].Config().Varies == ""
 	limits, named := p.asks, requests
 	if deployed {
-		limits, named = &ratelimit.Limiter{Clock: w.clock.Now, Overrides: p.asks.Overrides}, nil
+		limits, named = &ratelimit.Limiter{Clock: w.clock.Now}, nil
+		follow.With(limits, p.asks)
 		if used = 0; s.Do == "settle" {
 			used = h.count
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/usage"
@@ -60,6 +61,7 @@ type everything struct {
 type worldProgram struct {
 	limits    *ratelimit.Limiter
 	asks      *ratelimit.Limiter // for what is rolled back, and not to be counted
+	polls     *polledPool
 	recorder  *usage.Recorder
 	coalescer *ratelimit.Coalescer
 	stop      context.CancelFunc
@@ -174,16 +176,16 @@ func (w *everything) restart(ctx context.Context, i int) {
 		p.stop()
 	}
 	ctx, stop := context.WithCancel(ctx)
-	o := &ratelimit.Overrides{DB: &polledPool{Pool: w.pool}, Every: 2 * time.Millisecond}
 	recorder := &usage.Recorder{DB: w.pool, Keep: 100 * 365 * 24 * time.Hour}
 	p := &worldProgram{
-		limits: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o, Observer: recorder.Observe}, asks: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o},
-		recorder: recorder, coalescer: &ratelimit.Coalescer{Pool: w.pool}, stop: stop,
+		limits: &ratelimit.Limiter{Clock: w.clock.Now, Observer: recorder.Observe}, asks: &ratelimit.Limiter{Clock: w.clock.Now},
+		polls: &polledPool{Pool: w.pool}, recorder: recorder, coalescer: &ratelimit.Coalescer{Pool: w.pool}, stop: stop,
 	}
 	w.programs[i] = p
-	w.must(o.Load(ctx))
+	follow.With(p.asks, follow.By(p.limits, follow.Settings{DB: p.polls, Every: 2 * time.Millisecond}))
+	w.must(follow.Load(ctx, p.limits))
 	if i == 0 {
-		w.running.Go(func() { _ = o.Run(ctx) })
+		w.running.Go(func() { follow.Run(ctx, p.limits) })
 	}
 }
 
@@ -312,7 +314,7 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.clock.Advance(s.For)
 		w.latest = maxTime(w.latest, w.clock.now)
 		for _, p := range w.programs[1:] { // what they read now is as it was
-			w.must(p.limits.Overrides.Load(ctx))
+			w.must(follow.Load(ctx, p.limits))
 		}
 		for k := range w.features {
 			for _, o := range w.made {
@@ -612,7 +614,8 @@ func (w *everything) crowd(ctx context.Context, p *worldProgram, s worldStep, r 
 	ahead := max(0, s.For)
 	callers := []*ratelimit.Limiter{p.limits}
 	if ahead > 0 {
-		callers = append(callers, &ratelimit.Limiter{Clock: func() time.Time { return w.clock.Now().Add(ahead) }, Overrides: p.limits.Overrides, Observer: p.recorder.Observe})
+		callers = append(callers, &ratelimit.Limiter{Clock: func() time.Time { return w.clock.Now().Add(ahead) }, Observer: p.recorder.Observe})
+		follow.With(callers[1], p.limits)
 		w.meets(id, "clocks-differ")
 	}
 	now, then := w.clock.now, w.clock.now.Add(ahead)

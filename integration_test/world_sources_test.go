@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -58,11 +59,11 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 	for _, limit := range limits {
 		w.must(sourcedOverrides(t.Context(), w, r, limit, perLimit))
 	}
-	asks := &ratelimit.Limiter{Clock: w.clock.Now, Overrides: &ratelimit.Overrides{DB: w.pool, OnError: func(err error) { t.Error(err) }}}
+	asks := follow.By(&ratelimit.Limiter{Clock: w.clock.Now}, follow.Settings{DB: w.pool, OnError: func(err error) { t.Error(err) }})
 
 	said := map[string]int{}
 	for i, limit := range limits {
-		w.must(asks.Overrides.Load(t.Context())) // what gives more lapses after five minutes
+		w.must(follow.Load(t.Context(), asks)) // what gives more lapses after five minutes
 		of := keys[i*perLimit : (i+1)*perLimit]
 		listed := map[string]listedKey{}
 		rows, err := w.pool.Query(t.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied, paused_until FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2)", limit.Name(), w.clock.now)

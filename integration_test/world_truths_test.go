@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -45,10 +46,10 @@ func (r polledRow) Scan(dest ...any) error {
 func (w *everything) followed() {
 	for i, p := range w.programs {
 		if i > 0 {
-			w.must(p.limits.Overrides.Load(w.Context()))
+			w.must(follow.Load(w.Context(), p.limits))
 			continue
 		}
-		polls := p.limits.Overrides.DB.(*polledPool)
+		polls := p.polls
 		for n, until := polls.begun.Load(), time.Now().Add(patience); polls.ended.Load() < n+2; time.Sleep(time.Millisecond) {
 			if time.Now().After(until) {
 				w.failf("a program that follows overrides polls no more")

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -308,7 +309,8 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 		return
 	}
 	request, hold := w.request(id.limit, id.key).Count(count), wait < 366*24*time.Hour && r.IntN(2) == 0
-	early := &ratelimit.Limiter{Clock: func() time.Time { return at }, Overrides: p.limits.Overrides}
+	early := &ratelimit.Limiter{Clock: func() time.Time { return at }}
+	follow.With(early, p.limits)
 	var first ratelimit.Result
 	var held ratelimit.Held
 	var firstErr, secondErr error

@@ -39,7 +39,7 @@ type Balance struct {
 	// is unlimited or its rate is 0.
 	ResetAt time.Time
 
-	// Decides is what the numbers come from: "definition", "override" (other numbers, or no limit: see [Overrides]) or "block"
+	// Decides is what the numbers come from: "definition", "override" (other numbers, or no limit: see [Limiter.Override]) or "block"
 	// (nothing is granted until its end, whatever is there). Until is the end of that override or block; zero if it has none.
 	Decides string
 	Until   time.Time

@@ -10,7 +10,6 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/handles"
-	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // call is one use of a verb, validated by newCall.
@@ -29,7 +28,7 @@ type call struct {
 	lifted    []bool             // of a Settle, by demand: it is unlimited by an override. nil: none is
 	now       pgtype.Timestamptz // NULL: the database's clock
 	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
-	overrides *Overrides
+	overrides *overrides
 	inForce   []inForce      // by request; nil: no overrides
 	old       bool           // the lists of windows reach back far
 	within    algebra.Micros // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
@@ -38,10 +37,7 @@ type call struct {
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, err error) {
-	c = call{verb: v, schema: l.Schema, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
-	if l.Overrides != nil && !inschema.Same(l.Overrides.Schema, l.Schema) {
-		return c, invalidCall(requests, fmt.Sprintf("the Overrides follow the schema %q, and the Limiter uses %q: set Overrides.Schema", l.Overrides.Schema, l.Schema))
-	}
+	c = call{verb: v, schema: l.Schema, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.overrides}
 	if c.does.refunds {
 		if c.receipt, err = of.receipt.read(); err != nil {
 			return c, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(requests), err)
@@ -64,9 +60,7 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 		c.local = clockOf(db)
 	}
 	c.asked = requests
-	if c.requests, c.inForce, err = l.Overrides.applied(c.does, requests, c.local); err != nil {
-		return c, explainCall(v, requests, err)
-	}
+	c.requests, c.inForce = l.overrides.applied(c.does, requests, c.local)
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil && !c.allowedLater(err) {
 		return c, err
 	}
@@ -74,9 +68,7 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 		return c, invalidCall(requests, "the database in memory of package ratelimittest has no holds: test them with Postgres")
 	}
 	if v == verbSettle {
-		if err = c.lift(); err != nil {
-			return c, err
-		}
+		c.lift()
 	}
 	if c.does.moves {
 		if err = c.validateMove(); err != nil {

@@ -300,10 +300,7 @@ func (c *call) sooner(a *answer) func(local pgtype.Timestamptz) algebra.Micros {
 	before := then.spans(standing, &d)
 	return func(local pgtype.Timestamptz) algebra.Micros {
 		now := then.overrides.moment(local)
-		requests, in, err := then.overrides.applied(standing, then.asked, pgtype.Timestamptz{Time: now.low.Time(), Valid: true})
-		if err != nil {
-			return algebra.Max
-		}
+		requests, in := then.overrides.applied(standing, then.asked, pgtype.Timestamptz{Time: now.low.Time(), Valid: true})
 		ds, rowless, err := demands(standing, requests, pgtype.Timestamptz{Time: now.low.Time(), Valid: true})
 		if err != nil || now.low <= at {
 			return algebra.Max

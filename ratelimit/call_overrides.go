@@ -13,16 +13,13 @@ import (
 // What overrides make of a call: its requests get the limits in force. Nothing of it is sent.
 
 // applied are the requests with the limits in force. at is the time of the call, if it is known.
-func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamptz) ([]Request, []inForce, error) {
+func (o *overrides) applied(does *rules, requests []Request, at pgtype.Timestamptz) ([]Request, []inForce) {
 	if o == nil {
-		return requests, nil, nil
+		return requests, nil
 	}
 	table := o.table.Load()
-	if table == nil {
-		return requests, nil, o.errNotLoaded()
-	}
 	if table.count.Load() == 0 {
-		return requests, nil, nil
+		return requests, nil
 	}
 	var applied []Request // with the limits in force; nil: they are as defined
 	var in []inForce
@@ -51,9 +48,9 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 		}
 	}
 	if applied == nil {
-		return requests, nil, nil
+		return requests, nil
 	}
-	return applied, in, nil
+	return applied, in
 }
 
 // inForce is the override that decides a request. The zero value is none.
@@ -80,7 +77,7 @@ func endsOf(lists [2][]override, now algebra.Micros) (ends []algebra.Micros) {
 
 // limitInForce returns a limit under the override in force for a verb, if there is any: the key's own before that of all keys. A
 // verb that a block does not deny gets the numbers that hold beside it. What may have ended already grants nothing more, and denies.
-func (o *Overrides) limitInForce(does *rules, limit Limit, lists [2][]override, now moment) (Limit, inForce) {
+func (o *overrides) limitInForce(does *rules, limit Limit, lists [2][]override, now moment) (Limit, inForce) {
 	var blocked, other inForce
 search:
 	for _, list := range lists {
@@ -172,7 +169,7 @@ func (l Limit) unblocked() Limit {
 type moment struct{ low, high algebra.Micros }
 
 // moment is the database's time, unless the call has a time of its own.
-func (o *Overrides) moment(at pgtype.Timestamptz) moment {
+func (o *overrides) moment(at pgtype.Timestamptz) moment {
 	if at.Valid {
 		return moment{algebra.At(at.Time), algebra.At(at.Time)}
 	}
@@ -186,9 +183,9 @@ func (o *Overrides) moment(at pgtype.Timestamptz) moment {
 }
 
 // now is the earliest that the time can be: a block that is over by it is over.
-func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros { return o.moment(at).low }
+func (o *overrides) now(at pgtype.Timestamptz) algebra.Micros { return o.moment(at).low }
 
 // stale reports whether the table was last read too long ago to trust what it grants.
-func (o *Overrides) stale() bool {
+func (o *overrides) stale() bool {
 	return time.Since(started)-time.Duration(o.seen.Load()) > staleAfter
 }

@@ -23,13 +23,11 @@ import (
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
 //	                      ConsumeEach, Hold, Settle, Release, During (or its function has used what was not held), Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
-//	                      Limit, Validate, UnmarshalJSON, Load, Run
+//	                      Limit, Validate, UnmarshalJSON
 //	ErrBadRequest         nothing was sent; it matches ErrInvalid, too: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund,
 //	                      Reset, Move, Pause, Resume, ConsumeEach, Hold, Settle, Release, During, Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume
-//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
-//	                      ConsumeEach, Hold, Settle, Release, During, Once, QueueConsume
 //	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Pause, Resume, ConsumeEach, Hold, During,
 //	                      Once, Override, Block, Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, During; Consume, Wait, Reserve, Take,
@@ -63,11 +61,6 @@ var (
 	// what only an override with an end never grants is a denial.
 	// Nothing was sent to the server.
 	ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
-
-	// ErrNotLoaded is matched by the error of every call of a [Limiter] whose [Overrides] were never read: a block may be in
-	// force. The text has the error of the last attempt. Nothing was sent. FailOpen of packages httplimit and rpclimit does not
-	// pass it.
-	ErrNotLoaded = errors.New("the overrides are not loaded")
 
 	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent.
 	// [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] never return it: they settle what was granted before. FailOpen of packages
@@ -148,7 +141,7 @@ func (e committedError) Is(target error) bool {
 }
 
 // nothingDone are the sentinels of errors after which nothing was consumed or committed.
-var nothingDone = []error{ErrDenied, ErrInvalid, ErrBadRequest, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrHoldLost, ErrAttemptsExhausted, migrations.ErrBehind}
+var nothingDone = []error{ErrDenied, ErrInvalid, ErrBadRequest, ErrExceedsCapacity, ErrClosed, ErrHoldLost, ErrAttemptsExhausted, migrations.ErrBehind}
 
 // beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed. There is
 // no Unwrap: it would show every error inside.
@@ -192,7 +185,7 @@ func notCommitted(err error) bool {
 // batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 //
 // A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
-// by [Overrides] denies every token until its end ([ReasonBlock]). For both, nothing is sent to the server, not even for the
+// by [Limiter.Block] denies every token until its end ([ReasonBlock]). For both, nothing is sent to the server, not even for the
 // other limits of the call, and At is the time of [Limiter.Clock] or of this process. If waiting does not help, RetryAt is zero:
 // an HTTP server should answer 403, not 429. As JSON, see [Result].
 type DeniedError struct {
@@ -212,7 +205,7 @@ type Reason string
 const (
 	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when, or is zero: see [Result.RetryAt]
 	ReasonPlan    Reason = "plan"    // the limit's rate is 0, or it has no slots
-	ReasonBlock   Reason = "block"   // a block by Overrides
+	ReasonBlock   Reason = "block"   // a [Limiter.Block]
 	ReasonHeld    Reason = "held"    // of a [Limiter.Hold] or [Limiter.During]: its id is held, by another delivery of the work; RetryAt is when that hold ends, if it has an end
 	ReasonSettled Reason = "settled" // of a Hold: the work of its id was settled within a day; RetryAt is zero
 )

@@ -92,6 +92,24 @@ func ExampleOptions_noBackground() {
 	// Output: done
 }
 
+// A script that only blocks. It needs no list of limits, and a pool of one connection is enough.
+func ExampleOpen_script() {
+	ctx := context.Background()
+	script := func() error {
+		limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{NoPublish: true, NoSweep: true, NoBackground: true})
+		if err != nil {
+			return err
+		}
+		_, err = limits.Block(ctx, pool, sendMessage.Key("user-17"), ratelimit.Terms{For: time.Hour, Reason: "spam", Who: "cleanup"})
+		return err
+	}
+	if err := script(); err != nil {
+		panic(err)
+	}
+	fmt.Println("blocked")
+	// Output: blocked
+}
+
 // jobWorkers stands for the client of a job queue.
 type jobWorkers interface {
 	Stop(ctx context.Context) error

@@ -950,26 +950,14 @@ func ExampleIsolation() {
 }
 
 // An operator raises a limit for one key, here from SQL. The program follows without a deploy.
-func ExampleOverrides() {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+func ExampleLimiter_Override() {
 	sendMessage, signUps := ratelimit.TokenBucket("sendMessage", 10, time.Hour), ratelimit.FixedWindow("signUps", 100, time.Hour)
-	// start is called once, when the program starts.
-	start := func() (*ratelimit.Limiter, error) {
-		overrides := &ratelimit.Overrides{DB: pool}
-		if err := overrides.Load(ctx); err != nil { // until this has worked, every call of limits fails
-			return nil, err
-		}
-		go func() { _ = overrides.Run(ctx) }() // follows until ctx ends
-		limits := ratelimit.Limiter{Overrides: overrides}
-		err := limits.Publish(ctx, pool, "web", sendMessage, signUps)
-		return &limits, err
-	}
-	limits, err := start()
+	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "web", Limits: []ratelimit.Limit{sendMessage, signUps}})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
+	defer func() { _ = limits.Close(ctx) }()
 
 	// The business row and the numbers are committed together.
 	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {

@@ -274,17 +274,16 @@ func (l *Limiter) unnamed(t heldTokens, release bool) Request {
 }
 
 // lift notes which demands of a Settle are unlimited by an override: nothing is charged for them.
-func (c *call) lift() error {
+func (c *call) lift() {
 	if c.inForce == nil {
-		return nil
+		return
 	}
-	requests, _, err := c.overrides.applied(verbs[verbCharge], c.asked, c.local)
+	requests, _ := c.overrides.applied(verbs[verbCharge], c.asked, c.local)
 	c.lifted = make([]bool, len(c.demands))
 	for i := range c.demands {
 		l := &requests[c.demands[i].requests[0]].limit
 		c.lifted[i] = l.unlimited()
 	}
-	return err
 }
 
 // sortedRowless are the demands without rows, in the order of their names and keys.

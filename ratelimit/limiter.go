@@ -17,10 +17,11 @@ import (
 // one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
 // limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
 //
-// [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit: see [Overrides].
+// [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit. They need a Limiter of
+// Open: any other follows no overrides, and is not bound by what they say.
 //
 // A denial, by Consume, Wait, Reserve, Take, Check, Hold, During or Once, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
-// [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]), [ErrHoldLost] (of Settle, Release and During) or [ErrUnknownOutcome], or is the error of the database or
+// [ErrClosed], [ErrAttemptsExhausted] (of a [Coalescer]), [ErrHoldLost] (of Settle, Release and During) or [ErrUnknownOutcome], or is the error of the database or
 // the context. Except for ErrUnknownOutcome and errors of Reset, Move, Pause, Resume and During, an error means that
 // nothing was consumed or given back. A canceled Wait may not get all tokens back, as its comment says.
 //
@@ -53,13 +54,11 @@ type Limiter struct {
 	// called by several goroutines at once.
 	OnRetry func(ctx context.Context, failed Attempt)
 
-	// Overrides are other numbers, blocks and exceptions that people decide on while the program runs. If it is nil, there are none.
-	Overrides *Overrides
-
 	queues      queues // for hot limits
 	renewals    renewals
 	definitions definitions
-	life        *life // nil: Open did not make it
+	overrides   *overrides // nil: none are followed
+	life        *life      // nil: Open did not make it
 }
 
 // Decision describes one call of a verb, for [Limiter.Observer].

@@ -36,7 +36,7 @@ import (
 // [Unlimited] limit goes with all others. If one of the two is unlimited or has a rate of 0, nothing is used or nothing counts:
 // nothing is sent.
 //
-// Numbers that [Overrides] set count as the limits' own. Blocks and overrides that lift a limit are ignored: the limits are moved
+// Numbers that a [Limiter.Override] sets count as the limits' own. Blocks and overrides that lift a limit are ignored: the limits are moved
 // as if there were none, so that they are right when these end.
 //
 // In a transaction, both keys are locked until it ends. Above READ COMMITTED, a use of either that the transaction's

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,19 +41,23 @@ type Options struct {
 		Run(ctx context.Context) error
 	}
 
-	// Overrides, if not nil, say how overrides are followed. Leave their DB nil: Open then makes Overrides of its own on its pool, with
-	// the same Every, Listen and OnError (nil: that of Options). What is passed stays as it is, so several pools may be opened with it.
-	// With a DB, Open follows what is passed, which other Limiters may share. Then OnError of Options is not told of polls that fail.
-	// nil: new ones.
-	Overrides *Overrides
+	// OverridesEvery is the time between two polls of the overrides: at most a second, which is the default, for 0. Otherwise tokens
+	// that are added to an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all
+	// overrides in force, or less often if that takes longer than 0.6 s.
+	OverridesEvery time.Duration
 
-	// Schema, Clock, Observer and OnRetry are those of [Limiter]. The Overrides and the Usage take the schema, too. Observer is called before Usage.
+	// OverridesListen also keeps one connection of the pool, which must be a *pgxpool.Pool of two or more, to be told of changes at
+	// once (LISTEN). It does not work through PgBouncer in transaction mode. Every role can notify: of what tells of no change, only
+	// the first few cause a poll, and then one for each OverridesEvery.
+	OverridesListen bool
+
+	// Schema, Clock, Observer and OnRetry are those of [Limiter]. The Usage takes the schema, too. Observer is called before Usage.
 	Schema   string
 	Clock    func() time.Time
 	Observer func(ctx context.Context, d Decision)
 	OnRetry  func(ctx context.Context, failed Attempt)
 
-	// OnError is told what goes wrong in the background, of a schema that differs from the library's
+	// OnError is told what goes wrong in the background, of each row of overrides that cannot be used and is passed over, of a schema that differs from the library's
 	// ([migrations.Schema.Differs]), and of other numbers that are published ([ErrNotCurrent]). The error names the part.
 	// It is called by several goroutines. nil: slog.Default() logs it; of the polls of overrides, one a minute. What goes
 	// wrong with the usage is told to OnError of the Recorder.
@@ -66,9 +71,10 @@ type Options struct {
 	NoOverrides  bool // blocks and other numbers do not hold in this process
 	NoPublish    bool // the limits are published elsewhere, for example when the program migrates
 	NoSweep      bool // another program sweeps
-	NoBackground bool // for a process that ends soon: nothing is swept, overrides are read once, usage is written by Close
+	NoBackground bool // for a process that ends soon: nothing is swept, overrides are read once, usage is written by Close. See [Open]
 
-	told string // what differs from what is published
+	overrides *overrides
+	told      string // what differs from what is published
 }
 
 const (
@@ -99,7 +105,7 @@ const (
 //
 //  1. It checks the options ([ErrInvalid]), before anything is sent.
 //  2. It checks the schema: [migrations.ErrBehind] if it is older than the library needs.
-//  3. It loads the overrides ([Overrides]), so that they hold from the first call on.
+//  3. It loads the overrides ([Limiter.Override]), so that they hold from the first call on. The role needs SELECT on ratelimit.overrides.
 //  4. It checks that it may sweep, and write the usage. With the rights to sweep, it asks for INSERT, which no sweep needs but a
 //     call for a new key does.
 //  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
@@ -110,17 +116,23 @@ const (
 // sweeps: ratelimit.sweeps has when. If another session keeps its row there locked three times in a row, OnError is told
 // so. ctx bounds Open alone, not what runs in the background.
 //
+// With NoBackground, a pool of one connection is enough. The overrides are those of Open. Later ones, of this process and of others, hold from
+// the next Override, Block, Restore or Unblock of this Limiter on: when it returns on a pool, or when the InTx or InSQLTx around it returns.
+// A script that only blocks has no Limits, and sets NoPublish, NoSweep and NoBackground.
+//
 // Where the role lacks a right (SQLSTATE 42501), or the server is a standby (25006), the error says what to grant or to switch off.
 //
 // db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. A connection or a transaction is
 // [ErrInvalid]. A DB of package ratelimittest is a pool, too: there, nothing is checked, swept or published.
+//
+// A program with several servers opens one Limiter for each: the overrides of a Limiter are those of db, and hold for its calls on any handle.
 func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	o := options
 	pool, err := o.check(db)
 	if err != nil {
 		return nil, err
 	}
-	l := &Limiter{Schema: o.Schema, Clock: o.Clock, Observer: o.observer(), OnRetry: o.OnRetry, Overrides: o.Overrides, life: newLife()}
+	l := &Limiter{Schema: o.Schema, Clock: o.Clock, Observer: o.observer(), OnRetry: o.OnRetry, overrides: o.overrides, life: newLife()}
 	if len(o.Limits) > 0 {
 		l.definitions.only(o.Limits)
 	}
@@ -141,8 +153,8 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 		if !o.NoPublish && !isInMemory(pool) {
 			l.life.background.Go(func() { o.keepPublished(background, pool, l) })
 		}
-		if l.Overrides != nil {
-			l.life.background.Go(func() { _ = l.Overrides.Run(background) })
+		if l.overrides != nil {
+			l.life.background.Go(func() { l.overrides.run(background) })
 		}
 		if sweeps {
 			l.life.background.Go(func() { l.keepSweeping(background, inTx, &o) })
@@ -205,24 +217,14 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	} else if err := o.Usage.Validate(); err != nil {
 		return nil, err
 	}
-	switch {
-	case o.NoOverrides && o.Overrides != nil:
-		return nil, fmt.Errorf("%w: open: Options has Overrides and NoOverrides", ErrInvalid)
-	case o.NoOverrides:
-		return db, nil
-	case o.Overrides == nil:
-		o.Overrides = &Overrides{DB: db, Schema: o.Schema, OnError: o.OnError}
-	case o.Overrides.DB == nil: // not the caller's: the options may be used for other pools, too
-		given := o.Overrides
-		o.Overrides = &Overrides{DB: db, Schema: o.Schema, Every: given.Every, Listen: given.Listen, OnError: given.OnError}
-		if given.OnError == nil {
-			o.Overrides.OnError = o.OnError
+	if o.NoOverrides {
+		if o.OverridesEvery != 0 || o.OverridesListen {
+			return nil, fmt.Errorf("%w: open: Options has NoOverrides, and says how they are followed", ErrInvalid)
 		}
+		return db, nil
 	}
-	if !inschema.Same(o.Overrides.Schema, o.Schema) {
-		return nil, fmt.Errorf("%w: open: the Overrides follow the schema %q, and Options.Schema is %q", ErrInvalid, o.Overrides.Schema, o.Schema)
-	}
-	if err := o.Overrides.validate(); err != nil {
+	o.overrides = &overrides{db: db, schema: o.Schema, every: cmp.Or(o.OverridesEvery, defaultEvery), listens: o.OverridesListen, onError: o.OnError}
+	if err := o.overrides.validate(); err != nil {
 		return nil, err
 	}
 	return db, nil
@@ -246,8 +248,8 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 			o.tell(errors.New("ratelimit: schema: " + text))
 		}
 	}
-	if l.Overrides != nil {
-		if err := l.Overrides.Load(ctx); err != nil {
+	if l.overrides != nil {
+		if err := l.overrides.load(ctx); err != nil {
 			return o.refused("", err, "SELECT on ratelimit.overrides", "set Options.NoOverrides")
 		}
 	}

@@ -21,61 +21,20 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/visible"
 )
 
-// Overrides are what people decide about limits while the program runs: other numbers, a block, or no limit, for one key
-// or for all keys of a limit, until an instant or for good. They are rows of the table ratelimit.overrides, which
-// [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock], SQL functions of the same names, the tool txlimit
-// and the page of package console write. A [Limiter] applies them in the process, before anything is sent. So they cost no round trip, and hold on every handle.
-//
-// [Open] loads and follows them. Without it, call Load before the first call of the Limiter, and Run in the background:
-//
-//	overrides := &ratelimit.Overrides{DB: pool}
-//	if err := overrides.Load(ctx); err != nil { ... }
-//	go func() { _ = overrides.Run(ctx) }()
-//	limits := ratelimit.Limiter{Overrides: overrides}
-//
-// An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the
-// newest. A block denies [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Check] without
-// asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is its end, or zero if it has none. A call
-// that was sent before the block was known is decided as it was then, even if it waits for a locked row.
-// Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing
-// is taken. Kind, period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit.add does).
-//
-// It fails closed. Until the first load has succeeded, every call returns [ErrNotLoaded]. If the table cannot be read later, blocks
-// and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes. An override ends at its
-// time in any case, by the database's clock or by [Limiter.Clock]. As far as that clock is not known, by the time that a poll
-// takes, what may have ended grants nothing more, and a block still denies. Another server, after a failover, is recognized
-// by the next poll.
-//
-// Processes without Overrides, and SQL with numbers of its own, know nothing of them.
-//
-// Overrides are safe for concurrent use. Several limiters may share them. After the first use, they must not be copied, nor
-// their fields changed. A DB that is missing, one connection or a transaction, and fields out of their bounds, are [ErrInvalid] from Load and
-// Run.
-type Overrides struct {
-	// DB is a pool, or [SQL] of a *sql.DB. It is required. Its role needs SELECT on ratelimit.overrides.
-	DB DB
-
-	// Schema must be that of the Limiter; "" is ratelimit. Without a DB, [Open] sets it.
-	Schema string
-
-	// Every is the time between two polls: at most a second, which is the default, for 0. Otherwise tokens that are added to
-	// an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all overrides
-	// in force, or less often if that takes longer than 0.6 s.
-	Every time.Duration
-
-	// Listen also keeps one connection of DB, which must be a *pgxpool.Pool of two or more, to be told of changes at once
-	// (LISTEN). It does not work through PgBouncer in transaction mode. Every role can notify: of what tells of no change, only the first
-	// few cause a poll, and then one for each Every.
-	Listen bool
-
-	// OnError is called for each poll that failed, and for each row that cannot be used and is passed over, possibly by two
-	// goroutines at once. nil: the error is logged by slog.Default(), at most once a minute.
-	OnError func(err error)
+// overrides are the rows of the table ratelimit.overrides that are in force, as far as this process knows. [Open] loads them, and follows the
+// table. They are applied in the process, before anything is sent: so they cost no round trip, and hold on every handle.
+type overrides struct {
+	db      DB // a pool
+	schema  string
+	every   time.Duration // between two polls
+	listens bool
+	onError func(err error) // nil: slog, at most once a minute
 
 	mu       sync.Mutex // one poll at a time
 	snapshot string     // of the last poll
@@ -86,7 +45,6 @@ type Overrides struct {
 	wrong    []error           // rows that cannot be used
 
 	table  atomic.Pointer[overrideTable] // nil: not loaded
-	failed atomic.Pointer[error]         // why not
 	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since the process started
 	news   atomic.Int64                  // how many polls have read a change
 	logged atomic.Int64                  // when an error was logged
@@ -197,24 +155,20 @@ func (t *overrideTable) apply(changes []change, fresh bool) (changed bool) {
 	return len(byPart) > 0
 }
 
-// Load reads all overrides, in pages of 10,000. Call it before the first call of a [Limiter] that has them. If it fails, what was
-// known before stays in force. [Overrides.Run] reads them, too, until that succeeds.
-func (o *Overrides) Load(ctx context.Context) error {
+// load reads all overrides, in pages of 10,000. If it fails, what was known before stays in force.
+func (o *overrides) load(ctx context.Context) error {
 	return o.poll(func() error { return o.read(ctx, true) })
 }
 
-// Run follows the table until ctx ends, and returns ctx's error. It returns at once if DB is missing or of no use ([ErrInvalid]).
-func (o *Overrides) Run(ctx context.Context) error {
-	if err := o.validate(); err != nil {
-		return err
-	}
+// run follows the table until ctx ends.
+func (o *overrides) run(ctx context.Context) {
 	wake := make(chan struct{}, 1)
-	if o.Listen {
+	if o.listens {
 		var listening sync.WaitGroup
 		listening.Go(func() { o.listen(ctx, wake) })
 		defer listening.Wait()
 	}
-	every := cmp.Or(o.Every, defaultEvery)
+	every := o.every
 	woken, believed := false, falseAlarms
 	for {
 		news := o.news.Load()
@@ -242,13 +196,13 @@ func (o *Overrides) Run(ctx context.Context) error {
 			}
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return
 		}
 	}
 }
 
 // next reads what has changed or, if it is time for that, everything. If that fails, it can still be that a short reading works.
-func (o *Overrides) next(ctx context.Context) error {
+func (o *overrides) next(ctx context.Context) error {
 	loaded := o.table.Load() != nil
 	if loaded && time.Since(o.wholeAt) <= max(wholeEvery, 100*o.wholeFor) {
 		return o.read(ctx, false)
@@ -263,47 +217,41 @@ func (o *Overrides) next(ctx context.Context) error {
 }
 
 // poll has something read, one at a time, and then tells of the rows that cannot be used.
-func (o *Overrides) poll(read func() error) error {
-	err := o.validate()
+func (o *overrides) poll(read func() error) error {
 	o.mu.Lock()
-	if err == nil {
-		err = read()
-	}
+	err := read()
 	if err != nil {
 		err = explain("overrides", err)
-		o.failed.Store(&err)
 	}
 	wrong := o.wrong
 	o.wrong = nil
 	o.mu.Unlock()
-	for _, w := range wrong { // which may call Load
+	for _, w := range wrong { // which may call a verb
 		o.tell(w)
 	}
 	return err
 }
 
-func (o *Overrides) validate() error {
+func (o *overrides) validate() error {
 	switch {
-	case noDatabase(o.DB), handles.IsOne(o.DB):
-		return fmt.Errorf("%w: Overrides need a pool as their DB", ErrInvalid)
-	case o.Every < 0 || o.Every > defaultEvery:
-		return fmt.Errorf("%w: Overrides poll every %v, which is not between 0 and %v", ErrInvalid, o.Every, defaultEvery)
-	case o.Listen && o.pool() == nil:
-		return fmt.Errorf("%w: Overrides listen on a *pgxpool.Pool, and DB is a %s", ErrInvalid, handles.Type(o.DB))
-	case o.Listen && o.pool().Config().MaxConns < 2:
-		return fmt.Errorf("%w: Overrides that listen need a pool of at least 2 connections", ErrInvalid)
+	case o.every < 0 || o.every > defaultEvery:
+		return fmt.Errorf("%w: open: Options.OverridesEvery is %v, which is not between 0 and %v", ErrInvalid, o.every, defaultEvery)
+	case o.listens && o.pool() == nil:
+		return fmt.Errorf("%w: open: Options.OverridesListen needs a *pgxpool.Pool, and this is a %s", ErrInvalid, handles.Type(o.db))
+	case o.listens && o.pool().Config().MaxConns < 2:
+		return fmt.Errorf("%w: open: Options.OverridesListen needs a pool of at least 2 connections", ErrInvalid)
 	}
 	return nil
 }
 
-func (o *Overrides) pool() *pgxpool.Pool {
-	pool, _ := o.DB.(*pgxpool.Pool)
+func (o *overrides) pool() *pgxpool.Pool {
+	pool, _ := o.db.(*pgxpool.Pool)
 	return pool
 }
 
-func (o *Overrides) tell(err error) {
-	if o.OnError != nil {
-		o.OnError(err)
+func (o *overrides) tell(err error) {
+	if o.onError != nil {
+		o.onError(err)
 		return
 	}
 	now := int64(time.Since(started)) + int64(wholeEvery) // 0: never
@@ -313,7 +261,7 @@ func (o *Overrides) tell(err error) {
 }
 
 // read reads what has changed since the last poll, or everything.
-func (o *Overrides) read(ctx context.Context, whole bool) error {
+func (o *overrides) read(ctx context.Context, whole bool) error {
 	began := time.Now()
 	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: &o.snapshot}
 	if whole {
@@ -353,14 +301,14 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 }
 
 // follow reads what has changed, for the program that has changed it. If that fails, the next poll reads it.
-func (o *Overrides) follow(ctx context.Context) {
+func (o *overrides) follow(ctx context.Context) {
 	if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
 		o.tell(err)
 	}
 }
 
 // changed is closed when overrides have changed.
-func (o *Overrides) changed() <-chan struct{} {
+func (o *overrides) changed() <-chan struct{} {
 	for {
 		if waking := o.waking.Load(); waking != nil {
 			return *waking
@@ -388,7 +336,7 @@ type clocks struct {
 const drift = 1000
 
 // polled takes in what a poll says that was sent and answered at instants of the process's clock.
-func (o *Overrides) polled(sent, answered time.Duration, at time.Time) {
+func (o *overrides) polled(sent, answered time.Duration, at time.Time) {
 	said := clocks{low: at.Sub(started.Add(answered)), high: at.Sub(started.Add(sent)), at: answered}
 	if before := o.clocks.Load(); before != nil {
 		since := max(answered-before.at, 0) / drift
@@ -401,11 +349,11 @@ func (o *Overrides) polled(sent, answered time.Duration, at time.Time) {
 }
 
 // page reads one page.
-func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
+func (o *overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
 	sent := time.Since(started)
-	page, err := wire{db: o.DB, schema: o.Schema}.queries().Overrides(ctx, args)
+	page, err := wire{db: o.db, schema: o.schema}.queries().Overrides(ctx, args)
 	if err == nil {
 		o.polled(sent, time.Since(started), page.At.Time)
 	}
@@ -413,7 +361,7 @@ func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsq
 }
 
 // usable are the rows of a page that can be used, as ratelimit._usable says.
-func (o *Overrides) usable(page dbsqlc.OverridesRow) []change {
+func (o *overrides) usable(page dbsqlc.OverridesRow) []change {
 	changes := make([]change, 0, len(page.Ids))
 	for i, id := range page.Ids {
 		name, known := o.names[page.Names[i]]
@@ -459,11 +407,11 @@ func orNaN(n float64) float64 {
 }
 
 // listen wakes the polls when the database tells of a change. Without a connection, it tries again.
-func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
+func (o *overrides) listen(ctx context.Context, wake chan<- struct{}) {
 	for ctx.Err() == nil {
 		err := o.pool().AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 			listening := conn.Conn()
-			channel, err := inschema.Text("ratelimit.overrides", o.Schema)
+			channel, err := inschema.Text("ratelimit.overrides", o.schema)
 			if err != nil {
 				return err
 			}
@@ -492,10 +440,13 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 	}
 }
 
-// errNotLoaded is why calls fail before the first load. It hides the error of the load, which says nothing about the call.
-func (o *Overrides) errNotLoaded() error {
-	if failed := o.failed.Load(); failed != nil {
-		return fmt.Errorf("%w: %v", ErrNotLoaded, inner{*failed}) //nolint:errorlint // its SQLSTATE is not the call's
+// Tests say by package follow when overrides are read.
+func init() {
+	follow.Set = func(limiter any, s follow.Settings) {
+		l := limiter.(*Limiter)
+		l.overrides = &overrides{db: s.DB, schema: l.Schema, every: cmp.Or(s.Every, defaultEvery), listens: s.Listen, onError: s.OnError}
 	}
-	return fmt.Errorf("%w: Open loads them, as do Overrides.Load and Run", ErrNotLoaded)
+	follow.With = func(limiter, other any) { limiter.(*Limiter).overrides = other.(*Limiter).overrides }
+	follow.Load = func(ctx context.Context, limiter any) error { return limiter.(*Limiter).overrides.load(ctx) }
+	follow.Run = func(ctx context.Context, limiter any) { limiter.(*Limiter).overrides.run(ctx) }
 }

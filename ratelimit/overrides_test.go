@@ -75,7 +75,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 		"lapsed: unlimited is not":       {limit: burst, own: []override{row(1, noLimit, nil)}, lapsed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := new(Overrides)
+			o := new(overrides)
 			o.seen.Store(int64(time.Since(started)))
 			if tt.lapsed {
 				o.seen.Store(int64(time.Since(started) - staleAfter - time.Second))
@@ -91,10 +91,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 			}
 			o.table.Store(table)
 			requests := []Request{tt.limit.Key("ann").Count(2), TokenBucket("other", 1, time.Minute).Key("ann")}
-			applied, _, err := o.applied(verbs[tt.verb], requests, pgtype.Timestamptz{Time: now.Time(), Valid: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			applied, _ := o.applied(verbs[tt.verb], requests, pgtype.Timestamptz{Time: now.Time(), Valid: true})
 			want := tt.want
 			if want == "" {
 				want = tt.limit.String()
@@ -153,7 +150,7 @@ func TestOverridesComeAndGo(t *testing.T) {
 
 // TestOneLimitForACall: requests of a call for one key have one limit, whatever ends meanwhile.
 func TestOneLimitForACall(t *testing.T) {
-	o, table := new(Overrides), new(overrideTable)
+	o, table := new(overrides), new(overrideTable)
 	o.seen.Store(int64(time.Since(started)))
 	o.table.Store(table)
 	stop := make(chan struct{})
@@ -177,10 +174,7 @@ func TestOneLimitForACall(t *testing.T) {
 	requests := slices.Repeat([]Request{TokenBucket("api", 10, time.Minute).Key("ann")}, 100)
 	blocked := 0
 	for calls, begin := 0, time.Now(); time.Since(begin) < 100*time.Millisecond || blocked == 0 && time.Since(begin) < 10*time.Second; calls++ {
-		applied, _, err := o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		applied, _ := o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{})
 		if applied[0].limit.blocked {
 			blocked++
 		}
@@ -203,12 +197,12 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 		"block":     {row(1, block, nil), "api: blocked"},
 		"unlimited": {row(1, noLimit, nil), "api: unlimited"},
 	} {
-		o, table := new(Overrides), new(overrideTable)
+		o, table := new(overrides), new(overrideTable)
 		table.apply([]change{{limitKey{"api", "ann"}, tt.override}}, true)
 		o.table.Store(table)
 		o.seen.Store(int64(time.Since(started)))
 		for _, limit := range []Limit{pro, pro.With(Rate(20))} {
-			l := Limiter{Overrides: o}
+			l := Limiter{overrides: o}
 			c, err := l.newCall(verbConsume, about{}, []Request{limit.Key("ann"), pro.Key("bob")}, nil)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
@@ -227,30 +221,14 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 	}
 }
 
-func TestWithoutLoadedOverridesNothingIsGranted(t *testing.T) {
-	l := Limiter{Overrides: &Overrides{}}
-	request := TokenBucket("api", 10, time.Minute).Key("ann")
-	if _, err := l.newCall(verbConsume, about{}, []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "the overrides are not loaded") {
-		t.Errorf("before: %v", err)
-	}
-	if err := l.Overrides.Load(t.Context()); !errors.Is(err, ErrInvalid) {
-		t.Errorf("without a DB: %v", err)
-	}
-	if _, err := l.newCall(verbCheck, about{}, []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "need a pool as their DB") {
-		t.Errorf("after a load that failed: %v", err)
-	}
-}
-
 func TestAnOverrideCostsNoMemoryUntilItIsFound(t *testing.T) {
-	o := new(Overrides)
+	o := new(overrides)
 	table := new(overrideTable)
 	table.apply([]change{{limitKey{"api", "bob"}, row(1, block, nil)}}, true)
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	if n := testing.AllocsPerRun(100, func() {
-		if _, _, err := o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{}); err != nil {
-			t.Fatal(err)
-		}
+		o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{})
 	}); n != 0 {
 		t.Errorf("%v allocations for a key without an override", n)
 	}
@@ -267,14 +245,14 @@ func TestAPeriodForPostgres(t *testing.T) {
 }
 
 func BenchmarkOverridesOfOtherKeys(b *testing.B) {
-	o := new(Overrides)
+	o := new(overrides)
 	table := new(overrideTable)
 	table.apply([]change{{limitKey{"api", "bob"}, row(1, block, nil)}}, true)
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _, _ = o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{})
+		o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{})
 	}
 }
 
@@ -289,7 +267,7 @@ func TestTheNewestTransactionOfASnapshot(t *testing.T) {
 // TestWhatPollsSayOfTheClock: the database's clock lies between what was before a poll was sent and after it was answered. A slow poll says
 // little, and does not make forgotten what quick ones said.
 func TestWhatPollsSayOfTheClock(t *testing.T) {
-	o := new(Overrides)
+	o := new(overrides)
 	for i, step := range []struct {
 		sent, answered, at time.Duration // at: of the database's clock, since the process has started
 		low, high          time.Duration // of the difference

@@ -37,12 +37,19 @@ type End struct{ Who string }
 // [Limit.Key] is that key, [Limit.EveryKey] every key that has no override of its own, [Limit.Global] a limit without keys. A Count is [ErrInvalid].
 //
 // db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. In a transaction, the override holds once that is
-// committed, and a rollback undoes it. Every program with [Overrides] follows within two seconds of the commit. This Limiter does at once:
+// committed, and a rollback undoes it. Every program that has called [Open] follows within two seconds of the commit. This Limiter does at once:
 // when the call returns on a pool, or when [Limiter.InTx] or [Limiter.InSQLTx] returns that was given the pool. The transaction itself is
-// still decided by what is known from before. A Limiter without Overrides knows of none.
+// still decided by what is known from before. A Limiter that Open did not make, or with NoOverrides, follows none: here,
+// it is [ErrInvalid].
 //
-// New numbers add no tokens: the SQL function ratelimit.add does, with the id. A block in force stays, and denies all the same. Numbers
-// change nothing of an [Unlimited] limit.
+// An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the newest. Kind, period and
+// start cannot be overridden. New numbers add no tokens: the SQL function ratelimit.add does, with the id. Numbers change nothing of an
+// [Unlimited] limit. A key that the SQL function ratelimit.unlimited lifts is granted everything, and nothing is taken.
+//
+// It fails closed. If the overrides cannot be read any more, blocks and lower numbers stay, and raised numbers and unlimited keys count as
+// defined after 5 minutes. An override ends at its time in any case, by the database's clock or by [Limiter.Clock]. As far as that clock is
+// not known, by the time that a poll takes, what may have ended grants nothing more, and a block still denies. Another server, after a
+// failover, is recognized by the next poll.
 //
 // A mistake is [ErrInvalid], before anything is sent. If programs publish their limits, and none has this name, the error is the database's:
 // SQLSTATE 22023. docs/overrides.md says which rights the role needs. Outside a transaction, after any other error, the override may have
@@ -52,8 +59,10 @@ func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Te
 	return d.send(ctx, l, db)
 }
 
-// Block denies a key everything, or with [Limit.EveryKey] all of them. It returns the id of the block. Refunds, resets and what was reserved
-// change nothing of it. Charges are still recorded.
+// Block denies a key everything, or with [Limit.EveryKey] all of them. It returns the id of the block. The verbs that can
+// deny do so without asking the database. RetryAt is the end of the block, or zero if it has none. Refunds, resets and what was reserved
+// change nothing of it. Charges are still recorded, and [Limiter.Balance] says what is used. A call that was sent before the block was known
+// is decided as it was then, even if it waits for a locked row.
 //
 //	_, err := limits.Block(ctx, tx, failedLogins.Key(account),
 //		ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses from 80 addresses", Who: "login"})
@@ -101,7 +110,7 @@ func (t *Terms) end(l *Limiter, db DB) (until *time.Time, lasts pgtype.Interval,
 		return nil, pgtype.Interval{Microseconds: t.For.Microseconds(), Valid: true}, nil
 	}
 	at, err := timestamp("the end", t.Until)
-	if err == nil && algebra.At(at.Time) <= l.Overrides.moment(clockOf(db)).high {
+	if err == nil && algebra.At(at.Time) <= l.overrides.moment(clockOf(db)).high {
 		err = fmt.Errorf("the end, %v, is not in the future", at.Time)
 	}
 	return &at.Time, lasts, err
@@ -140,12 +149,10 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 	if n, err = d.ask(ctx, wire{db: db, schema: l.Schema}.queries(), args); err != nil {
 		return 0, explainCall(verb(d.what), asked, err)
 	}
-	switch {
-	case l.Overrides == nil:
-	case poolOf(db) != nil:
-		l.Overrides.follow(ctx)
-	default:
-		whenCommitted(ctx, l.Overrides)
+	if poolOf(db) != nil {
+		l.overrides.follow(ctx)
+	} else {
+		whenCommitted(ctx, l.overrides)
 	}
 	return n, nil
 }
@@ -182,6 +189,8 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 		return args, invalidCall(asked, d.what+" on a Coalescer: pass its Pool, or a transaction")
 	case r.tokens != 1:
 		return args, invalidCall(asked, d.what+" has no Count: it is about the key")
+	case l.overrides == nil:
+		return args, invalidCall(asked, fmt.Sprintf("this Limiter follows no overrides: Open it, without NoOverrides (or use the SQL function ratelimit.%s, or txlimit %s)", d.what, d.what))
 	}
 	if err := l.definitions.check(asked); err != nil {
 		return args, err

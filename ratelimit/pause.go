@@ -28,7 +28,7 @@ const maxPause = 31 * 24 * time.Hour
 // so look whether the work is still wanted then. A [Limiter.Refund], and a hold that is given back, repay only what is owed meanwhile.
 // [Limiter.Resume] ends a pause; [Limiter.Reset] does, too, and makes the key full. [Balance] says until when a key is paused.
 //
-// Numbers that [Overrides] set count. A block, or an override that lifts the limit, goes on to decide, and the pause is there when it ends.
+// Numbers that a [Limiter.Override] sets count. A block, or an override that lifts the limit, goes on to decide, and the pause is there when it ends.
 // A limit whose rate is 0 grants nothing anyway: nothing is sent. [ErrInvalid], before anything is sent, are a limit that is no token bucket
 // (for a quota beside it, use another limit), two requests for one key, and an until that is zero, or more than 31 days away, before or after now: it was read
 // wrong.

@@ -30,7 +30,7 @@ type Result struct {
 	// end, or one of them will be in force before the tokens are there. It is zero, too, if the call was granted.
 	// (A token bucket forgives rounding, so it may grant the call earlier by a billionth of the time in which it fills.)
 	//
-	// Where [Overrides] end, what comes after them counts, as far as it is known. A limit that is unlimited until then was not
+	// Where overrides ([Limiter.Override]) end, what comes after them counts, as far as it is known. A limit that is unlimited until then was not
 	// asked, and counts as full.
 	RetryAt time.Time
 

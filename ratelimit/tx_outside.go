@@ -42,7 +42,7 @@ type openTx struct {
 	pool   any     // the result of poolOf
 	around *openTx // the transaction around it; nil: none
 	ended  atomic.Bool
-	follow atomic.Pointer[Overrides] // that the transaction has changed; nil: it has not
+	follow atomic.Pointer[overrides] // that the transaction has changed; nil: it has not
 }
 
 type openTxKey struct{}
@@ -67,7 +67,7 @@ func withOpenTx(ctx context.Context, db any) (_ context.Context, end func(commit
 }
 
 // whenCommitted has overrides read when ctx's transaction is committed.
-func whenCommitted(ctx context.Context, changed *Overrides) {
+func whenCommitted(ctx context.Context, changed *overrides) {
 	if open, _ := ctx.Value(openTxKey{}).(*openTx); open != nil {
 		open.follow.Store(changed)
 	}

@@ -35,7 +35,7 @@ import (
 // waits behind the caller. docs/scheduling.md has the other cases. As with Consume, a ctx that ends during the call of the
 // database may leave [ErrUnknownOutcome].
 //
-// A change of the limit's [Overrides] wakes it: it goes on as soon as nothing is owed by the new numbers, or at once if the key
+// A change of the limit's overrides ([Limiter.Override]) wakes it: it goes on as soon as nothing is owed by the new numbers, or at once if the key
 // is unlimited. It does not see what else is given back meanwhile, by a Reset, a Refund or the SQL function ratelimit.add: a
 // newcomer may then be granted while it sleeps on. Nor does a block end it.
 //
@@ -160,7 +160,7 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 	var changed <-chan struct{}
 	for wait := granted.delay(); wait > 0; wait = left() {
 		if granted.sooner != nil {
-			if next := l.Overrides.changed(); next != changed { // also at first: something may have changed since the grant
+			if next := l.overrides.changed(); next != changed { // also at first: something may have changed since the grant
 				now, _ := l.now() // without a valid time, NULL
 				if changed, runAt = next, min(runAt, granted.sooner(now)); left() <= 0 {
 					return nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
-// A program with Overrides and a Recorder does what the tool decides, and the tool shows what the program counted.
+// A program does what the tool decides, and the tool shows what the program counted.
 func TestAProgramFollows(t *testing.T) {
 	limit := ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour, ratelimit.Capacity(2))
 	w := newPublished(t, limit)
@@ -20,14 +21,13 @@ func TestAProgramFollows(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	overrides := &ratelimit.Overrides{DB: pool}
-	recorder := &usage.Recorder{DB: pool, Every: 50 * time.Millisecond}
-	if err := overrides.Load(t.Context()); err != nil {
+	limits, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{
+		NoPublish: true, NoSweep: true, Usage: &usage.Recorder{DB: pool, Every: 50 * time.Millisecond},
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	limits := ratelimit.Limiter{Overrides: overrides, Observer: recorder.Observe}
-	go func() { _ = overrides.Run(t.Context()) }() // until the test ends
-	go func() { _ = recorder.Run(t.Context()) }()
+	t.Cleanup(func() { _ = limits.Close(context.WithoutCancel(t.Context())) })
 
 	consume := func() error {
 		_, err := limits.Consume(t.Context(), pool, limit.Key("user-17"))

@@ -23,7 +23,6 @@ import (
 )
 
 var (
-	limits    ratelimit.Limiter // one for all servers
 	perTenant = ratelimit.TokenBucket("perTenant", 20, 24*time.Hour)
 	perUser   = ratelimit.TokenBucket("perUser", 15, 24*time.Hour)
 )
@@ -58,9 +57,23 @@ const schema = `
 	CREATE TRIGGER limits_guard AFTER INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW
 		WHEN (NOT tenant_is_here(NEW.key)) EXECUTE FUNCTION ratelimit.refuse()`
 
+// server is a Postgres, and the Limiter that follows the overrides there.
+type server struct {
+	*pgxpool.Pool
+	limits *ratelimit.Limiter
+}
+
+func open(ctx context.Context, pool *pgxpool.Pool) (server, error) {
+	if _, err := pool.Exec(ctx, schema); err != nil {
+		return server{}, err
+	}
+	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "fleet", Limits: []ratelimit.Limit{perTenant, perUser}})
+	return server{pool, limits}, err
+}
+
 // fleet is the servers, and where each tenant is.
 type fleet struct {
-	servers []*pgxpool.Pool
+	servers []server
 	mu      sync.RWMutex
 	home    map[string]int
 }
@@ -71,7 +84,7 @@ func (f *fleet) homeOf(tenant string) int {
 	return f.home[tenant]
 }
 
-// send stores a message, unless a limit denies it. It passes the pool of the tenant's server: nothing else differs from one server.
+// send stores a message on the tenant's server, unless a limit denies it.
 func (f *fleet) send(ctx context.Context, tenant, sender string) error {
 	for {
 		err := sendOn(ctx, f.servers[f.homeOf(tenant)], tenant, sender)
@@ -86,9 +99,9 @@ func (f *fleet) send(ctx context.Context, tenant, sender string) error {
 	}
 }
 
-func sendOn(ctx context.Context, server *pgxpool.Pool, tenant, sender string) error {
-	return limits.InTx(ctx, server, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := limits.Consume(ctx, tx, perTenant.Key(tenant, "all"), perUser.Key(tenant, sender)); err != nil {
+func sendOn(ctx context.Context, on server, tenant, sender string) error {
+	return on.limits.InTx(ctx, on.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := on.limits.Consume(ctx, tx, perTenant.Key(tenant, "all"), perUser.Key(tenant, sender)); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, "INSERT INTO messages (tenant, sender) VALUES ($1, $2)", tenant, sender)
@@ -140,7 +153,7 @@ func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
 			return err
 		}
 		for _, c := range tables {
-			if err := copyRows(ctx, tx, f.servers[from], c.name, "SELECT "+c.columns+" FROM "+c.name+" WHERE "+c.tenant+" = $1", tenant); err != nil {
+			if err := copyRows(ctx, tx, f.servers[from].Pool, c.name, "SELECT "+c.columns+" FROM "+c.name+" WHERE "+c.tenant+" = $1", tenant); err != nil {
 				return err
 			}
 		}
@@ -196,19 +209,23 @@ func copyRows(ctx context.Context, to pgx.Tx, from *pgxpool.Pool, table, query s
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, first *pgxpool.Pool) (err error) {
-	f := &fleet{servers: []*pgxpool.Pool{first}, home: map[string]int{"acme": 0, "globex": 1, "initech": 2}}
-	for len(f.servers) < 3 {
+	f := &fleet{home: map[string]int{"acme": 0, "globex": 1, "initech": 2}}
+	pools := []*pgxpool.Pool{first}
+	for len(pools) < 3 {
 		pool, closePool, err := demo.Pool(ctx)
 		if err != nil {
 			return err
 		}
 		defer closePool() //nolint:errcheck // the story is over
-		f.servers = append(f.servers, pool)
+		pools = append(pools, pool)
 	}
-	for _, server := range f.servers {
-		if _, err := server.Exec(ctx, schema); err != nil {
+	for _, pool := range pools {
+		s, err := open(ctx, pool)
+		if err != nil {
 			return err
 		}
+		defer s.limits.Close(ctx) //nolint:errcheck // the story is over
+		f.servers = append(f.servers, s)
 	}
 	for tenant, server := range f.home {
 		if _, err := f.servers[server].Exec(ctx, "INSERT INTO tenants VALUES ($1, true)", tenant); err != nil {
@@ -265,6 +282,18 @@ func story(ctx context.Context, first *pgxpool.Pool) (err error) {
 		}
 		fmt.Printf("   server %d: %d messages of globex, %d rows of its limits, %d blocks\n", i, messages, rows, blocks)
 	}
+	for { // the Limiter of server 2 follows the block within two seconds
+		denial, ok := errors.AsType[*ratelimit.DeniedError](sendOn(ctx, f.servers[2], "globex", "eve"))
+		if ok && denial.Reason == ratelimit.ReasonBlock {
+			break
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	fmt.Println("globex: eve is blocked on server 2")
 	err = sendOn(ctx, f.servers[1], "globex", "ann")
 	if !refused(err) {
 		return fmt.Errorf("globex on server 1: %w, want it to be refused", err)

@@ -15,7 +15,7 @@ func TestAMoveIsRepeated(t *testing.T) {
 	ctx := t.Context()
 	f := &fleet{home: map[string]int{"acme": 0}}
 	for range 3 {
-		server, closePool, err := demo.Pool(ctx)
+		pool, closePool, err := demo.Pool(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -24,10 +24,14 @@ func TestAMoveIsRepeated(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		exec(ctx, t, server, schema)
-		f.servers = append(f.servers, server)
+		s, err := open(ctx, pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.limits.Close(context.WithoutCancel(ctx)) })
+		f.servers = append(f.servers, s)
 	}
-	exec(ctx, t, f.servers[0], "INSERT INTO tenants VALUES ('acme', true)")
+	exec(ctx, t, f.servers[0].Pool, "INSERT INTO tenants VALUES ('acme', true)")
 	send := func() {
 		t.Helper()
 		if err := f.send(ctx, "acme", "ann"); err != nil {
@@ -48,13 +52,13 @@ func TestAMoveIsRepeated(t *testing.T) {
 	}
 
 	send()
-	exec(ctx, t, f.servers[0], `CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk full'; END $$;
+	exec(ctx, t, f.servers[0].Pool, `CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk full'; END $$;
 		CREATE TRIGGER fail BEFORE DELETE ON tenants FOR EACH ROW EXECUTE FUNCTION fail()`)
 	if err := f.move(ctx, "acme", 0, 1); err == nil || !strings.Contains(err.Error(), "disk full") {
 		t.Fatalf("a move that cannot delete: %v", err)
 	}
 	send() // on server 1
-	exec(ctx, t, f.servers[0], "DROP TRIGGER fail ON tenants")
+	exec(ctx, t, f.servers[0].Pool, "DROP TRIGGER fail ON tenants")
 	if err := f.move(ctx, "acme", 0, 1); err != nil {
 		t.Fatal(err)
 	}

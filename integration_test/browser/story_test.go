@@ -24,6 +24,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/usage"
 )
@@ -97,15 +98,11 @@ func signUp() error {
 	}
 	defer pool.Close()
 
-	overrides := &ratelimit.Overrides{DB: pool, Listen: process >= 2}
-	if err := overrides.Load(ctx); err != nil {
-		return err
-	}
 	recorder := &usage.Recorder{DB: pool, Every: time.Second}
 	var failed error
 	var once sync.Once
 	fail := func(err error) { once.Do(func() { failed = err; stop() }) }
-	limits := &ratelimit.Limiter{Overrides: overrides, Observer: func(ctx context.Context, d ratelimit.Decision) {
+	limits := follow.By(&ratelimit.Limiter{Observer: func(ctx context.Context, d ratelimit.Decision) {
 		recorder.Observe(ctx, d)
 		of := d.Result.Requests[0]
 		if of.Limit.Name() != nightly.Name() {
@@ -118,12 +115,14 @@ func signUp() error {
 		if err != nil {
 			fail(err)
 		}
-	}}
+	}}, follow.Settings{DB: pool, Listen: process >= 2})
+	if err := follow.Load(ctx, limits); err != nil {
+		return err
+	}
 	if err := new(ratelimit.Limiter).Publish(ctx, pool, "web", nightly, mails); err != nil {
 		return err
 	}
-	following := make(chan error, 1)
-	go func() { following <- overrides.Run(ctx) }()
+	go follow.Run(ctx, limits)
 	recording, ended := context.WithCancel(context.WithoutCancel(ctx))
 	recorded := make(chan error, 1)
 	go func() { recorded <- recorder.Run(recording) }()
@@ -154,9 +153,6 @@ func signUp() error {
 	}
 	callers.Wait()
 	ended()
-	if err := <-following; failed == nil && !errors.Is(err, context.Canceled) {
-		failed = err
-	}
 	return errors.Join(failed, <-recorded)
 }
 

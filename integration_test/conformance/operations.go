@@ -115,18 +115,17 @@ func overrides(t *trial) {
 	limit := t.still("bucket", 10)
 	t.published(limit)
 	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.overrides WHERE name = '"+limit.Name()+"'")
-	o := &ratelimit.Overrides{DB: t.db, OnError: func(error) {}} // about rows of others
 	for _, key := range []string{"raised", "blocked", "free", "other"} {
 		t.of(limit, key)
 	}
-	t.must("Overrides.Load", o.Load(t.ctx))
-	l := &ratelimit.Limiter{Overrides: o}
-	_, err := l.Override(t.ctx, t.db, limit.Key("raised"), ratelimit.Terms{Forever: true, Reason: "more", Who: "conformance"}, ratelimit.Capacity(50))
+	options := ratelimit.Options{NoPublish: true, NoSweep: true, NoBackground: true, OnError: func(error) {}} // about rows of others
+	l, err := ratelimit.Open(t.ctx, t.db, options)
+	t.must("Open", err)
+	_, err = l.Override(t.ctx, t.db, limit.Key("raised"), ratelimit.Terms{Forever: true, Reason: "more", Who: "conformance"}, ratelimit.Capacity(50))
 	t.must("Override", err)
+	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', 'free', forever => true)")
 	_, err = l.Block(t.ctx, t.db, limit.Key("blocked"), ratelimit.Terms{Forever: true})
 	t.must("Block", err)
-	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', 'free', forever => true)")
-	t.must("Overrides.Load again", o.Load(t.ctx))
 	consume := func(step, key string, count float64, want error) {
 		_, err := l.Consume(t.ctx, t.db, limit.Key(key).Count(count))
 		t.step = step
@@ -147,7 +146,6 @@ func overrides(t *trial) {
 	restored, err := l.Restore(t.ctx, t.db, limit.Key("raised"), ratelimit.End{Who: "conformance"})
 	t.must("Restore", err)
 	t.want(ended == 1 && restored == 1, "a block and an override to end, came %d and %d", ended, restored)
-	t.must("Overrides.Load once more", o.Load(t.ctx))
 	consume("a key that is no longer blocked", "blocked", 10, nil)
 	consume("a key that is as defined again", "raised", 11, ratelimit.ErrExceedsCapacity)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/internal/postgres"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -30,12 +31,11 @@ func TestABlockAfterAFailoverIsFollowed(t *testing.T) {
 
 	front := newProxy(t, hostOf(t, before.URL()))
 	pool := connect(t, before.URL(), 2, front.dial)
-	o := &ratelimit.Overrides{DB: pool, OnError: func(error) {}}
-	if err := o.Load(t.Context()); err != nil {
+	limits := follow.By(new(ratelimit.Limiter), follow.Settings{DB: pool, OnError: func(error) {}})
+	if err := follow.Load(t.Context(), limits); err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = o.Run(t.Context()) }()
-	limits := ratelimit.Limiter{Overrides: o}
+	go follow.Run(t.Context(), limits)
 	request := ratelimit.TokenBucket("api", 1e6, time.Second).Key("ann")
 	if _, err := limits.Consume(t.Context(), pool, request); err != nil {
 		t.Fatal(err)

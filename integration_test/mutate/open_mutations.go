@@ -8,7 +8,7 @@ var openMutations = []mutation{
 		tests: "TestAnOpenedLimiterTakesItsListAlone",
 	}, {
 		name: "open-loads", file: "ratelimit/open.go", what: "overrides are read by the background alone",
-		old: "if err := l.Overrides.Load(ctx); err != nil {", new: "if err := error(nil); err != nil {",
+		old: "if err := l.overrides.load(ctx); err != nil {", new: "if err := error(nil); err != nil {",
 		tests: "TestOpenStartsEverything|TestAProcessThatLivesASecond|TestOpenWithTheDatabaseDown",
 	}, {
 		name: "open-sweep-alone", file: "ratelimit/open.go", what: "a sweep goes on beside another program's",
@@ -24,7 +24,7 @@ var openMutations = []mutation{
 		tests: "TestOpenByTheApplicationsRole",
 	}, {
 		name: "open-publish-first", file: "ratelimit/open.go", what: "an Open that fails has published",
-		old: "	if l.Overrides != nil {\n		if err := l.Overrides.Load", new: "	if !o.NoPublish {\n		_ = l.Publish(ctx, db, o.Program, o.Limits...)\n	}\n	if l.Overrides != nil {\n		if err := l.Overrides.Load",
+		old: "	if l.overrides != nil {\n		if err := l.overrides.load", new: "	if !o.NoPublish {\n		_ = l.Publish(ctx, db, o.Program, o.Limits...)\n	}\n	if l.overrides != nil {\n		if err := l.overrides.load",
 		tests: "TestOpenRefusesWhatItIsGiven",
 	}, {
 		name: "open-observer", file: "ratelimit/open.go", what: "with an Observer, nothing is recorded",
@@ -95,8 +95,8 @@ var openMutations = []mutation{
 		old: "text != o.told {", new: "text != \"\" {",
 		tests: "TestAProcessSaysEveryMinuteThatItUsesItsLimits",
 	}, {
-		name: "fail-open-not-ready", file: "internal/outcome/reach.go", what: "FailOpen passes what is not loaded or closed",
-		old: "if errors.Is(err, ratelimit.ErrNotLoaded) || errors.Is(err, ratelimit.ErrClosed) {", new: "if false {",
+		name: "fail-open-not-ready", file: "internal/outcome/reach.go", what: "FailOpen passes what is closed",
+		old: "if errors.Is(err, ratelimit.ErrClosed) {", new: "if false {",
 		tests: "TestFailOpenPassesNoLimiterThatIsNotReady",
 	}, {
 		name: "encoding-server", file: "migrations/check.go", what: "a database of another encoding is accepted",
@@ -110,14 +110,6 @@ var openMutations = []mutation{
 		name: "schema-older", file: "migrations/check.go", what: "an older schema serves",
 		old: "if s.Version < Version {", new: "if s.Version < 0 {",
 		tests: "TestTheSchemaHasAVersion",
-	}, {
-		name: "open-shares-overrides", file: "ratelimit/open.go", what: "Options that open a second pool follow the overrides of the first",
-		old: "		o.Overrides = &Overrides{DB: db, Schema: o.Schema, Every: given.Every, Listen: given.Listen, OnError: given.OnError}\n", new: "		given.DB = db\n",
-		tests: "TestOpenFollowsItsOwnPool",
-	}, {
-		name: "open-overrides-on-error", file: "ratelimit/open.go", what: "nobody is told of polls that fail if the options have Overrides",
-		old: "			o.Overrides.OnError = o.OnError\n", new: "",
-		tests: "TestOpenFollowsItsOwnPool",
 	}, {
 		name: "schema-same", file: "migrations/check.go", what: "a newer schema's functions are compared",
 		old: "s.Version != Version || s.Hash == Hash", new: "s.Hash == Hash",

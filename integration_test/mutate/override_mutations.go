@@ -64,7 +64,7 @@ var overrideMutations = []mutation{
 		tests: "TestAnAnswerIsPrintedWithoutASnapshot",
 	}, {
 		name: "decree-not-followed", file: "ratelimit/overrides_write.go", what: "a program does not know at once what it has decided on a pool",
-		old: "		l.Overrides.follow(ctx)\n", new: "",
+		old: "		l.overrides.follow(ctx)\n", new: "",
 		tests: "TestABlockByGoHoldsAtOnce",
 	}, {
 		name: "decree-in-tx-not-followed", file: "ratelimit/tx_outside.go", what: "a program does not know at once what it has committed",
@@ -72,7 +72,11 @@ var overrideMutations = []mutation{
 		tests: "TestABlockByGoHoldsAtOnce",
 	}, {
 		name: "decree-late", file: "ratelimit/overrides_write.go", what: "an end in the past reaches the server",
-		old: "algebra.At(at.Time) <= l.Overrides.moment(clockOf(db)).high", new: "false",
+		old: "algebra.At(at.Time) <= l.overrides.moment(clockOf(db)).high", new: "false",
+		tests: "TestWhatGoRefusesToOverrideIsNotSent",
+	}, {
+		name: "decree-not-followed-at-all", file: "ratelimit/overrides_write.go", what: "a Limiter that follows no overrides makes some",
+		old: "case l.overrides == nil:", new: "case false:",
 		tests: "TestWhatGoRefusesToOverrideIsNotSent",
 	}, {
 		name: "decree-every-key", file: "ratelimit/overrides_write.go", what: "an override of all keys is for the empty key",
@@ -162,10 +166,6 @@ var overrideMutations = []mutation{
 		name: "override-capacity", file: "ratelimit/call_overrides.go", what: "a capacity that is the rate does not follow a new rate",
 		old: "} else if n.Capacity == n.Rate && !math.IsNaN(in.rate) {", new: "} else if false {",
 		tests: "TestWhichOverrideIsInForce",
-	}, {
-		name: "override-not-loaded", file: "ratelimit/call_overrides.go", what: "before the first load, calls go by the limits as defined",
-		old: "		return requests, nil, o.errNotLoaded()", new: "		return requests, nil, nil",
-		tests: "TestWithoutLoadedOverridesNothingIsGranted",
 	}, {
 		name: "override-callers-own", file: "ratelimit/call_overrides.go", what: "the caller's requests are changed",
 		old: "applied, in, now = slices.Clone(requests), make(", new: "applied, in, now = requests, make(",

@@ -76,9 +76,9 @@ func reachOf(db ratelimit.DB) *reach {
 // Unreachable reports whether a call failed because the database of db cannot be reached. What the server or a pooler has answered
 // says that it can, but for 57P03: it starts or stops. If nobody listens at any address, one probe must have failed, too: a load
 // balancer may take a busy server away from new connections. If the call took too long, all probes of some seconds must have.
-// A limiter that has not loaded its overrides may have to block the key, and one that is closed decides nothing.
+// A limiter that is closed decides nothing.
 func Unreachable(db ratelimit.DB, err error) bool {
-	if errors.Is(err, ratelimit.ErrNotLoaded) || errors.Is(err, ratelimit.ErrClosed) {
+	if errors.Is(err, ratelimit.ErrClosed) {
 		return false
 	}
 	answered, gone := inspect(err)

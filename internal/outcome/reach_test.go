@@ -44,8 +44,7 @@ func TestWhatSaysThatTheDatabaseIsUnreachable(t *testing.T) {
 		"no such function":                      {&pgconn.PgError{Code: "42883"}, false},
 		"no right":                              {&pgconn.PgError{Code: "42501"}, false},
 		"a timeout":                             {context.DeadlineExceeded, false},
-		"overrides that are not loaded":         {errors.Join(ratelimit.ErrNotLoaded, dial(syscall.ECONNREFUSED)), false},
-		"closed":                                {ratelimit.ErrClosed, false},
+		"closed":                                {errors.Join(ratelimit.ErrClosed, dial(syscall.ECONNREFUSED)), false},
 	} {
 		if got := Unreachable(ratelimit.SQL(nil), row.err); got != row.want {
 			t.Errorf("%s: %v", name, got)

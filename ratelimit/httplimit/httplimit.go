@@ -120,7 +120,7 @@ type Middleware struct {
 	// (SQLSTATE 57P03), and a probe has failed, too. If a call had no answer in time, the probe must have had none for five
 	// seconds; it has a connection of its own, one for each pool. So an overload, which clients can cause, does not pass:
 	// not a timeout, a full pool, a row that is locked, nor any other SQLSTATE. Nor do a missing migration or GRANT, a call
-	// whose connection breaks, [ratelimit.ErrNotLoaded] and [ratelimit.ErrClosed]. A DB that is no pool of pgx and no
+	// whose connection breaks, and [ratelimit.ErrClosed]. A DB that is no pool of pgx and no
 	// Coalescer passes only if every address refuses. Each request that passed so is reported to the Observer (FailedOpen),
 	// or logged without one.
 	FailOpen bool

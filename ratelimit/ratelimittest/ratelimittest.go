@@ -10,8 +10,11 @@
 //	}
 //
 // Nearly everything that takes a [ratelimit.DB] works on it, and so do [ratelimit.Limiter.InTx], with nested transactions,
-// [ratelimit.Limiter.SendTx] and [ratelimit.Limiter.Sweep]. [ratelimit.Overrides] follow what [ratelimit.Limiter.Override],
-// [ratelimit.Limiter.Block], [ratelimit.Limiter.Restore] and [ratelimit.Limiter.Unblock] write there.
+// [ratelimit.Limiter.SendTx] and [ratelimit.Limiter.Sweep]. [ratelimit.Limiter.Override], [ratelimit.Limiter.Block],
+// [ratelimit.Limiter.Restore] and [ratelimit.Limiter.Unblock] need a Limiter of [ratelimit.Open], here as on Postgres. With
+// NoBackground, it needs no Close, and its own blocks hold at once:
+//
+//	limits, err := ratelimit.Open(t.Context(), db, ratelimit.Options{NoPublish: true, NoSweep: true, NoBackground: true})
 //
 // What it cannot do, test on a Postgres, where [NewSchema] makes a schema for a test:
 //

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
@@ -421,14 +422,21 @@ func TestSweep(t *testing.T) {
 	sweep(1, calendar)
 }
 
+// opened is a Limiter that follows overrides, as a script's does.
+func opened(t *testing.T, db ratelimit.DB) *ratelimit.Limiter {
+	t.Helper()
+	limits, err := ratelimit.Open(t.Context(), db, ratelimit.Options{NoPublish: true, NoSweep: true, NoBackground: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = limits.Close(context.WithoutCancel(t.Context())) })
+	return limits
+}
+
 // What is decided about a key holds at once on the pool, at COMMIT in a transaction, and until its end by the database's clock.
 func TestOverridesAndBlocks(t *testing.T) {
 	db := ratelimittest.New(t)
-	overrides := &ratelimit.Overrides{DB: db}
-	if err := overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	limits, ann, all := &ratelimit.Limiter{Overrides: overrides}, bucket.Key("ann"), bucket.Global()
+	limits, ann, all := opened(t, db), bucket.Key("ann"), bucket.Global()
 	decides := func(want string, capacity float64) {
 		t.Helper()
 		balances, err := limits.Balance(t.Context(), db, ann)
@@ -498,7 +506,8 @@ func TestOverridesAndBlocks(t *testing.T) {
 
 // A sweep leaves what is not full under an override that was in force within a day.
 func TestASweepMindsOverrides(t *testing.T) {
-	db, limits := ratelimittest.New(t), new(ratelimit.Limiter)
+	db := ratelimittest.New(t)
+	limits := opened(t, db)
 	varies := ratelimit.TokenBucket("varies", 1, time.Minute, ratelimit.Varies(time.Hour))
 	sweep := func(want int64, limit ratelimit.Limit) {
 		t.Helper()
@@ -705,13 +714,13 @@ func TestInABubble(t *testing.T) {
 		}
 
 		// Overrides are made by the database's clock.
-		limits.Overrides = &ratelimit.Overrides{DB: db}
+		follow.By(limits, follow.Settings{DB: db})
 		db.Set(time.Now())
 		if _, err := limits.Block(t.Context(), db, bucket.Key("bob"), ratelimit.Terms{For: time.Hour}); err != nil {
 			t.Fatal(err)
 		}
 		for _, granted := range []bool{false, true} {
-			if err := limits.Overrides.Load(t.Context()); err != nil {
+			if err := follow.Load(t.Context(), limits); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := limits.Consume(t.Context(), db, bucket.Key("bob")); (err == nil) != granted {
@@ -728,7 +737,7 @@ func TestInABubble(t *testing.T) {
 		if _, err := limits.Unblock(t.Context(), db, bucket.Key("bob"), ratelimit.End{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := limits.Overrides.Load(t.Context()); err != nil {
+		if err := follow.Load(t.Context(), limits); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := limits.Consume(t.Context(), db, bucket.Key("bob")); err != nil {

@@ -15,7 +15,8 @@ import (
 
 // NewSchema makes a schema with a random name on a Postgres, for one test, and returns a Limiter for it: its limits are full, and no other test
 // shares them. The schema is dropped when the test ends. It takes some 0.2 s. The role needs CREATE on the database. Pass Schema of the Limiter on to
-// what has a schema of its own, such as [ratelimit.Options]. The test ends at once if the schema cannot be made.
+// what has a schema of its own, such as [ratelimit.Options]. The Limiter is of [ratelimit.Open] with NoBackground, so its own blocks hold at
+// once. The test ends at once if the schema cannot be made.
 func NewSchema(t testing.TB, pool *pgxpool.Pool) *ratelimit.Limiter {
 	t.Helper()
 	if pool == nil {
@@ -34,5 +35,9 @@ func NewSchema(t testing.TB, pool *pgxpool.Pool) *ratelimit.Limiter {
 			t.Error("ratelimittest: ", err)
 		}
 	})
-	return &ratelimit.Limiter{Schema: schema}
+	limits, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{Schema: schema, NoPublish: true, NoSweep: true, NoBackground: true})
+	if err != nil {
+		t.Fatal("ratelimittest: ", err)
+	}
+	return limits
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
@@ -117,7 +118,6 @@ func TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged(t *testing.T) {
 		{"more than it can hold", t.Context(), []ratelimit.Request{limit.Key("ann").Count(2)}, zero, true, codes.ResourceExhausted, nil},
 		{"the client is gone", gone, []ratelimit.Request{limit.Key("ann")}, zero, true, codes.Canceled, nil},
 		{"its deadline is over", late, []ratelimit.Request{limit.Key("ann")}, zero, true, codes.DeadlineExceeded, []string{"level=WARN", "the client's deadline was over"}},
-		{"its overrides are not loaded", t.Context(), []ratelimit.Request{limit.Key("ann")}, &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}, true, codes.Unavailable, []string{"level=ERROR", "not loaded", "passed=false"}},
 	} {
 		log.Reset()
 		interceptor := rpclimit.Interceptor{Limiter: row.limiter, DB: pool, FailOpen: row.open,
@@ -197,12 +197,12 @@ func TestADenialByPolicyIsPermissionDenied(t *testing.T) {
 // A blocked key of an unlimited limit has no quota to tell.
 func TestABlockOfAnUnlimitedLimitHasNoQuota(t *testing.T) {
 	db := ratelimittest.New(t)
-	limits := &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: db}}
+	limits := follow.By(&ratelimit.Limiter{}, follow.Settings{DB: db})
 	request := ratelimit.Unlimited("search").Key("ann")
 	if _, err := limits.Block(t.Context(), db, request, ratelimit.Terms{Forever: true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := limits.Overrides.Load(t.Context()); err != nil {
+	if err := follow.Load(t.Context(), limits); err != nil {
 		t.Fatal(err)
 	}
 	interceptor := rpclimit.Interceptor{Limiter: limits, DB: db,
