@@ -224,7 +224,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 					t.Fatal(err)
 				}
 				var exceeded *ratelimit.DeniedError
-				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || deniedBy(exceeded.Result)[0].Limit.Name() != text {
+				if err := limiter.SendTx(t.Context(), pool, batch); !errors.As(err, &exceeded) || deniedBy(resultIn(exceeded))[0].Limit.Name() != text {
 					t.Errorf("%q in a batch: %v", text, err)
 				}
 				// The error for an invalid limit quotes its name.
@@ -246,7 +246,7 @@ func TestInjectionsBreakNoLineOfTheLog(t *testing.T) {
 		{Logger: slog.New(slog.NewJSONHandler(&asJSON, nil)), Every: -1, Key: observe.PlainKey},
 		{Logger: slog.New(slog.NewTextHandler(&asText, nil)), Every: -1, Key: observe.PlainKey},
 	}
-	limiter := ratelimit.Limiter{Observer: ratelimit.Join(logs[0].Observe, logs[1].Observe)}
+	limiter := ratelimit.Limiter{Observer: observe.Join(logs[0].Observe, logs[1].Observe)}
 	for _, text := range injections {
 		for range 2 {
 			if _, err := limiter.Consume(t.Context(), pool, injected(text)); err != nil && !denied(err) {

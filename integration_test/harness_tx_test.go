@@ -95,10 +95,6 @@ func everyTx(t *testing.T, conns int, test func(t *testing.T, w txWay)) {
 			db := openSQLWay(t, w, driver, conns)
 			w.begins = false
 			w.in = func(ctx context.Context, fn func(ctx context.Context, tx handle) error, options ...ratelimit.TxOption) error {
-				var attempts []ratelimit.RetryOption
-				for _, option := range options {
-					attempts = append(attempts, option.(ratelimit.RetryOption))
-				}
 				return w.limiter.Retry(ctx, func(ctx context.Context) error {
 					tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable})
 					if err != nil {
@@ -109,7 +105,7 @@ func everyTx(t *testing.T, conns int, test func(t *testing.T, w txWay)) {
 						return err
 					}
 					return tx.Commit()
-				}, attempts...)
+				}, options...)
 			}
 		}, test)
 	}

@@ -45,7 +45,7 @@ func (h holder) hold(id string, ttl time.Duration, requests ...ratelimit.Request
 // resultOf is the result of a Hold, as its Observer has it.
 func resultOf(held ratelimit.Held, err error) ratelimit.Result {
 	if denial, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
-		return denial.Result
+		return resultIn(denial)
 	}
 	return ratelimit.Result{OK: err == nil, At: held.At, Repeated: held.Repeated, Remaining: held.Remaining, ResetAt: held.ResetAt, Requests: held.Requests}
 }

@@ -94,7 +94,7 @@ func playModel(t *testing.T, rounds int) {
 		default:
 			s.both(n, s.call())
 		}
-		if table, memory := readTable(t, s.pool), s.memory.InMemory(inmemory.Mark{}); !maps.EqualFunc(table, memory, slices.Equal) {
+		if table, memory := readTable(t, s.pool), s.memory.InMemory().(inmemory.Table); !maps.EqualFunc(table, memory, slices.Equal) {
 			t.Fatalf("round %d at %v\nPostgres:  %v\nin memory: %v", n, s.memory.Now(), table, memory)
 		}
 	}

@@ -197,7 +197,7 @@ func TestMetricsOfRetries(t *testing.T) {
 	pool := newPool(t, 2)
 	m := newMeter(t)
 	var failures []int
-	limiter := ratelimit.Limiter{Observer: m.Observe, OnRetry: ratelimit.Join(m.Retry, nil, func(_ context.Context, failed ratelimit.Attempt) {
+	limiter := ratelimit.Limiter{Observer: m.Observe, OnRetry: observe.Join(m.Retry, nil, func(_ context.Context, failed ratelimit.Attempt) {
 		failures = append(failures, failed.Number)
 	})}
 	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
@@ -303,7 +303,7 @@ func TestACallerThatGoesIsNoErrorWhateverTheDriver(t *testing.T) {
 		m := newMeter(t)
 		var out logged
 		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Every: -1}
-		limiter := ratelimit.Limiter{Observer: ratelimit.Join(m.Observe, log.Observe)}
+		limiter := ratelimit.Limiter{Observer: observe.Join(m.Observe, log.Observe)}
 		request := ratelimit.TokenBucket("limit", 5, time.Hour).Key(driver)
 		db := openSQL(t, driver, url, 1)
 		tx, err := connect(t, url, 1).Begin(t.Context())
@@ -392,7 +392,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 		var out logged
 		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 		m := newMeter(w.T)
-		w.limiter.Observer = ratelimit.Join(m.Observe, log.Observe)
+		w.limiter.Observer = observe.Join(m.Observe, log.Observe)
 		limit, site := ratelimit.TokenBucket("perUser", 10, time.Minute), ratelimit.TokenBucket("perSite", 100, time.Minute)
 		ann := limit.Key("ann@example.org")
 

@@ -258,11 +258,11 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 				denied++
 			}
 		}
-		table, memory := readTable(t, pool), swept.InMemory(inmemory.Mark{})
+		table, memory := readTable(t, pool), swept.InMemory().(inmemory.Table)
 		if !maps.EqualFunc(table, memory, slices.Equal) {
 			t.Fatalf("call %d at %v\nthe table: %v\nin memory: %v", n, clock.now, table, memory)
 		}
-		for id, rows := range never.InMemory(inmemory.Mark{}) {
+		for id, rows := range never.InMemory().(inmemory.Table) {
 			i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
 			if i < 0 {
 				continue // an older limit

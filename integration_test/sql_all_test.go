@@ -316,7 +316,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 		}
 		want := allAnswer{granted: err == nil}
 		if denied {
-			result = exceeded.Result
+			result = resultIn(exceeded)
 			want.retryAt = result.RetryAt
 		}
 		for _, s := range result.Requests {

@@ -74,7 +74,7 @@ func askGo(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB, a a
 		result, err = limiter.Consume(ctx, db, a.request())
 	}
 	if exceeded, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
-		result, err = exceeded.Result, nil
+		result, err = resultIn(exceeded), nil
 	}
 	if err != nil {
 		return byHand{}, err

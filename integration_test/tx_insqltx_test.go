@@ -3,7 +3,6 @@ package integration_test
 import (
 	"context"
 	"database/sql"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -57,14 +56,4 @@ func TestDatabaseSQLNoticesACommitThatFails(t *testing.T) {
 			}
 		}
 	})
-}
-
-// Retry does not begin the transaction, so the results of Isolation and Hot do not compile with it.
-func TestRetryTakesNoOptionOfATransactionThatItBegins(t *testing.T) {
-	t.Parallel()
-	for _, option := range []any{ratelimit.Isolation, ratelimit.Hot} {
-		if made := reflect.TypeOf(option).Out(0); made.AssignableTo(reflect.TypeFor[ratelimit.RetryOption]()) {
-			t.Errorf("%v is an option of Retry", made)
-		}
-	}
 }

@@ -477,9 +477,9 @@ func TestMistakesOfACalendar(t *testing.T) {
 		`15:00+02" is not a date`:       ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("2026-01-31 15:00+02")),
 		`"infinity" is not a date`:      ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("infinity")),
 		`"10000-01-01" is not a date`:   ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("10000-01-01")),
-		`only a fixed window has a`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Start(noon)),
-		`only a calendar window has`:    ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.Zone("Europe/Berlin")),
-		`only a calendar window has a`:  ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Anchor("2026-01-01")),
+		`Start is no option here`:       ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Start(noon)),
+		`Zone is no option here`:        ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.Zone("Europe/Berlin")),
+		`Anchor is no option here`:      ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Anchor("2026-01-01")),
 	} {
 		if err := limit.Validate(); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

@@ -40,6 +40,8 @@ type failure struct {
 	bare bool                   // it is about no call, so it names no limit
 }
 
+func panics(context.Context) error { panic("it is not called") }
+
 // privateKey is in no error.
 const privateKey = "private"
 
@@ -491,6 +493,13 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 		"SendTx: Hot":        func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, c.batch(), ratelimit.Hot(c.request())) },
 		"Retry: no function": func(c *failing) error { return new(ratelimit.Limiter).Retry(c.ctx, nil) },
+		"Retry: Isolation":   func(c *failing) error { return c.limiter.Retry(c.ctx, panics, ratelimit.Isolation(pgx.Serializable)) },
+		"Retry: Hot": func(c *failing) error {
+			return c.limiter.Retry(c.ctx, panics, ratelimit.Attempts(2), ratelimit.Hot(c.request()))
+		},
+		"Retry: nil":         func(c *failing) error { return c.limiter.Retry(c.ctx, panics, nil) },
+		"InTx: nil":          func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Attempts(2), nil) },
+		"SendTx: nil":        func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, c.batch(), nil) },
 		"Sweep: no limit":    func(c *failing) error { return second(c.limiter.Sweep(c.ctx, c.pool)) },
 		"Sweep: no database": func(c *failing) error { return second(c.limiter.Sweep(c.ctx, nil, c.limit)) },
 		"Sweep: a transaction": func(c *failing) error {

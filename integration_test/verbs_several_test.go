@@ -44,7 +44,7 @@ func TestSeveralLimitsAreAllOrNothing(t *testing.T) {
 		if result.Remaining != 6 || !result.ResetAt.Equal(noon.Add(time.Hour)) {
 			w.Fatalf("denied: %+v, want the least that remains and the last reset", result)
 		}
-		exceeded := ratelimit.DeniedError{Result: result}
+		exceeded := ratelimit.DeniedError{RetryAt: result.RetryAt, RetryAfter: result.RetryAfter, Requests: result.Requests}
 		if denied := deniedBy(result); len(denied) != 2 || denied[0].Limit.Name() != "per user" || denied[1].Limit.Name() != "everybody" {
 			w.Fatalf("denied: %+v", denied)
 		}

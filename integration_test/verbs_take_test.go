@@ -111,7 +111,7 @@ func TestTakeTakesTheSameFromSeveralLimits(t *testing.T) {
 
 			before := w.rows()
 			denied := w.denyTake(100, team, calls, site) // by one of them
-			if text := (&ratelimit.DeniedError{Result: denied}).Error(); !strings.Contains(text, "(up to 100 asked, 0.5 of 50 remaining)") {
+			if text := (&ratelimit.DeniedError{RetryAt: denied.RetryAt, Requests: denied.Requests}).Error(); !strings.Contains(text, "(up to 100 asked, 0.5 of 50 remaining)") {
 				w.Errorf("the error says %q", text)
 			}
 			if r := denied.Requests; !r[0].OK || !r[1].OK || r[2].OK || !r[0].RetryAt.IsZero() || !r[2].RetryAt.Equal(denied.RetryAt) {

@@ -98,7 +98,7 @@ func answerOf(result ratelimit.Result, err error) worldAnswer {
 	case errors.Is(err, ratelimit.ErrExceedsCapacity):
 		t.never = true
 	case denied:
-		t.result, t.permanent, t.retryAt, t.reason = exceeded.Result, exceeded.RetryAt.IsZero(), exceeded.RetryAt, exceeded.Reason
+		t.result, t.permanent, t.retryAt, t.reason = resultIn(exceeded), exceeded.RetryAt.IsZero(), exceeded.RetryAt, exceeded.Reason
 	case err != nil:
 		t.failed = err
 	default:

@@ -190,7 +190,10 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 		return result, c.hold.lost(result)
 	case c.does.deniable && !result.OK:
 		reason := c.refusal()
-		return result, &DeniedError{Result: result, Reason: cmp.Or(reason, result.known, ReasonQuota)}
+		return result, &DeniedError{
+			At: result.At, RetryAt: result.RetryAt, RetryAfter: result.RetryAfter, Remaining: result.Remaining, ResetAt: result.ResetAt,
+			Requests: result.Requests, Reason: cmp.Or(reason, result.known, ReasonQuota),
+		}
 	}
 	return result, nil
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/handles"
-	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
 // DB is where a limiter works: a pgx.Tx, *pgx.Conn or *pgxpool.Pool, or any other type with this method. A [*Coalescer] is
@@ -28,7 +27,7 @@ type DB interface {
 // inMemory is a database in memory, or a transaction on one: see package ratelimittest. Its clock, which the test moves, is taken for
 // the clock of the process too: the windows of calendars are listed around it.
 type inMemory interface {
-	InMemory(mark inmemory.Mark) inmemory.Table
+	InMemory() any
 	Now() time.Time
 }
 

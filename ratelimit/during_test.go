@@ -38,7 +38,7 @@ func TestDuringNeedsNoServerToRefuse(t *testing.T) {
 		if !errors.Is(during, row.is) || during.Error() != hold.Error() {
 			t.Errorf("%s: %v, and a Hold is %v", name, during, hold)
 		}
-		if denial, _ := errors.AsType[*DeniedError](during); row.reason != "" && (denial == nil || denial.Reason != row.reason || denial.Result.Requests[1].OK) {
+		if denial, _ := errors.AsType[*DeniedError](during); row.reason != "" && (denial == nil || denial.Reason != row.reason || denial.Requests[1].OK) {
 			t.Errorf("%s: %+v", name, denial)
 		}
 		if len(seen) != 2 || seen[0].Verb != seen[1].Verb || seen[0].Err.Error() != seen[1].Err.Error() {

@@ -189,9 +189,20 @@ func notCommitted(err error) bool {
 // other limits of the call, and At is the time of [Limiter.Clock] or of this process. If waiting does not help, RetryAt is zero:
 // an HTTP server should answer 403, not 429. As JSON, see [Result].
 type DeniedError struct {
-	// Result says when to retry, and has the status of every request of the call. The requests that caused the denial have
-	// OK false.
-	Result
+	// At is the instant of the decision: see [Result.At].
+	At time.Time
+
+	// RetryAt is when the same call would be granted, and RetryAfter the time from At to it: see [Result.RetryAt] and [Result.RetryAfter]. If
+	// waiting does not help, RetryAt is zero.
+	RetryAt    time.Time
+	RetryAfter time.Duration
+
+	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status].
+	Remaining float64
+	ResetAt   time.Time
+
+	// Requests has the status of each request, in order. Those that caused the denial have OK false.
+	Requests []Status
 
 	// Reason is why the call was denied. If several limits denied it, it is the one that lasts longest: a plan, then a block.
 	Reason Reason
@@ -213,7 +224,7 @@ const (
 // Unwrap returns [ErrDenied].
 func (e *DeniedError) Unwrap() error { return ErrDenied }
 
-// Error names every limit that denied, but no keys, since they may be personal data. The Result has the keys. The remaining
+// Error names every limit that denied, but no keys, since they may be personal data. Requests has the keys. The remaining
 // tokens are rounded down, the wait is rounded up.
 func (e *DeniedError) Error() string {
 	switch {

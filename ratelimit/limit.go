@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -88,30 +89,63 @@ func FixedWindow(name string, rate float64, period time.Duration, options ...Opt
 func Unlimited(name string) Limit { return define(Config{Kind: kindUnlimited, Name: name}, nil) }
 
 func define(c Config, options []Option) Limit {
-	for _, option := range options {
-		option(&c)
-	}
-	l, _ := c.Limit() // the limit remembers the error
+	mistakes := c.set(options, optionsOf[c.Kind])
+	l, _ := c.limit(mistakes) // the limit remembers the error
 	return l
 }
 
-// Option sets an optional part of a limit's definition.
-type Option func(*Config)
+// Option sets an optional part of a limit's definition, or a number of [Limit.With] and [Limiter.Override]. Where an option means nothing, the
+// limit is [ErrInvalid], as with a nil one. The options are [Rate], [Capacity], [MaxReserved], [Start], [Shards], [Zone], [Anchor] and [Varies].
+type Option interface{ option() option }
 
-// Rate sets how many tokens are refilled in each period, for [Limit.With]. It replaces the rate that a definition already has.
-func Rate(tokens float64) Option { return func(c *Config) { c.Rate = &tokens } }
+type option struct {
+	name string
+	set  func(c *Config)
+}
+
+func (o option) option() option { return o }
+
+// optionsOf are the options of a definition, by kind.
+var optionsOf = map[string][]string{
+	kindTokenBucket:    {"Capacity", "MaxReserved", "Shards", "Varies"},
+	kindFixedWindow:    {"Capacity", "MaxReserved", "Shards", "Varies", "Start"},
+	kindCalendarWindow: {"Capacity", "MaxReserved", "Shards", "Varies", "Zone", "Anchor"},
+	kindSlots:          {"Varies"},
+}
+
+// set sets the options that are allowed, and returns what is wrong in the others.
+func (c *Config) set(options []Option, allowed []string) (mistakes []string) {
+	for _, o := range options {
+		switch {
+		case o == nil:
+			mistakes = append(mistakes, "an option is nil")
+		case !slices.Contains(allowed, o.option().name):
+			mistakes = append(mistakes, fmt.Sprintf("%s is no option here: of kind %q, they are %s", o.option().name, c.Kind, strings.Join(allowed, ", ")))
+		default:
+			o.option().set(c)
+		}
+	}
+	return mistakes
+}
+
+// Rate sets how many tokens are refilled in each period, for [Limit.With] and [Limiter.Override]. A definition has its rate as an argument.
+func Rate(tokens float64) Option { return option{"Rate", func(c *Config) { c.Rate = &tokens }} }
 
 // Capacity sets how many tokens can be saved up. The default is the rate. With 0, nothing is saved up, and every request
 // must reserve.
-func Capacity(tokens float64) Option { return func(c *Config) { c.Capacity = &tokens } }
+func Capacity(tokens float64) Option {
+	return option{"Capacity", func(c *Config) { c.Capacity = &tokens }}
+}
 
 // MaxReserved bounds how many tokens reservations ([Limiter.Reserve], [Limiter.Wait]) may owe at any time. The default is
 // no bound or, for a calendar window, the tokens of 100 windows, which is also the most. With 0, nothing can be reserved.
-func MaxReserved(tokens float64) Option { return func(c *Config) { c.MaxReserved = &tokens } }
+func MaxReserved(tokens float64) Option {
+	return option{"MaxReserved", func(c *Config) { c.MaxReserved = &tokens }}
+}
 
 // Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods. For
 // the other kinds, Start is a mistake.
-func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
+func Start(t time.Time) Option { return option{"Start", func(c *Config) { c.Start = &t }} }
 
 // Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has 1/n
 // of the rate, the capacity and the tokens. The default is 1, the most is 100.
@@ -123,7 +157,7 @@ func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 // If that shard is short, all shards are added up and, if together they have enough, locked and charged. The rest is spread
 // evenly. A full shard does not refill, so a sharded limit never grants more than an unsharded one, and sometimes a little
 // less. The sum is rounded, which alone denies nothing: see docs/concepts.md, Decimals.
-func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
+func Shards(n int) Option { return option{"Shards", func(c *Config) { c.Shards = n }} }
 
 // Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.
 func (l Limit) Validate() error {

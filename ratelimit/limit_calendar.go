@@ -46,14 +46,14 @@ func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Lim
 // Zone sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "",
 // is UTC. Names without a slash mean other zones in Postgres. If Go cannot load the zone, the definition is [ErrInvalid]: on
 // a machine without zone files, import time/tzdata.
-func Zone(zone string) Option { return func(c *Config) { c.Zone = zone } }
+func Zone(zone string) Option { return option{"Zone", func(c *Config) { c.Zone = zone }} }
 
 // Anchor sets when one of a calendar's windows begins: a date, as "2006-01-02", or a date and a time of day, as
 // "2006-01-02 15:04" or "2006-01-02 15:04:05". It is local time in the zone of [Zone]. It sets the day of the week, of the month,
 // of the quarter or of the year on which the others begin, and the time of day. In a month with fewer days, that is the last
 // day: with "2026-01-31 15:00", months begin on 31 January, 28 February and 31 March, at 15:00. The default, and "", is
 // "2001-01-01", a Monday. Years before 1 or after 9999, fractions of a second and a zone in the text are mistakes.
-func Anchor(local string) Option { return func(c *Config) { c.Anchor = local } }
+func Anchor(local string) Option { return option{"Anchor", func(c *Config) { c.Anchor = local }} }
 
 const (
 	defaultZone   = "UTC"

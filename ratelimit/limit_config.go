@@ -49,9 +49,11 @@ type Config struct {
 //   - Start is between the years 1 and 9999, and is only set for a fixed window.
 //   - 0 <= shards <= 100; 0 means 1.
 //   - Varies is a duration, written as the period of a token bucket is. The limit's numbers fill a row from 0 within it.
-func (c Config) Limit() (Limit, error) {
+func (c Config) Limit() (Limit, error) { return c.limit(nil) }
+
+// limit is Limit, with what else is wrong in the definition.
+func (c Config) limit(mistakes []string) (Limit, error) {
 	l := Limit{name: c.Name, maxReserved: math.Inf(1), shards: max(c.Shards, 1)}
-	var mistakes []string
 	badName := checkText("name", c.Name, maxNameLen)
 	if badName != nil {
 		mistakes = append(mistakes, badName.Error())

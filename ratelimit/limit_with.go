@@ -17,7 +17,7 @@ import (
 // not used within idle. Until the row is used, it also stays if it is in debt, or while its key has an override. The tool, the page
 // and SQL do not know the numbers of the keys.
 func Varies(idle time.Duration) Option {
-	return func(c *Config) { c.Varies = calendar.PeriodText(idle) }
+	return option{"Varies", func(c *Config) { c.Varies = calendar.PeriodText(idle) }}
 }
 
 // With is the same limit with other numbers for one key, such as a customer's own quota, time zone or billing day:
@@ -53,26 +53,24 @@ func (l Limit) With(options ...Option) Limit {
 		c.Capacity = asDefined.Capacity
 	}
 	c.MaxReserved = asDefined.MaxReserved
-	// unnamed is a Config in which no option sets what it already is.
-	unnamed := Config{Kind: "?", Name: "?", Period: "?", MaxReserved: new(float64), Start: new(time.Time), Shards: -1, Varies: "?"}
-	named := unnamed
-	for _, option := range options {
-		option(&c)
-		option(&named)
+	allowed := []string{"Rate", "Capacity"}
+	switch {
+	case l.slots:
+		allowed = []string{"Capacity"}
+	case l.onCalendar():
+		allowed = append(allowed, "Zone", "Anchor")
 	}
+	var named Config
+	mistakes := c.set(options, allowed)
+	named.set(options, allowed)
 	if named.Rate != nil && *named.Rate == 0 {
 		c.Capacity, c.MaxReserved = named.Capacity, nil
 	}
-	named.Rate, named.Capacity, named.Zone, named.Anchor = nil, nil, "", ""
-	switch {
-	case !defined.doesVary():
+	if !defined.doesVary() {
 		l.err = fmt.Errorf("%w: limit %q: its definition does not say that it varies: With needs Varies there", ErrInvalid, l.name)
 		return l
-	case named != unnamed:
-		l.err = fmt.Errorf("%w: limit %q: With changes only Rate, Capacity, Zone and Anchor", ErrInvalid, l.name)
-		return l
 	}
-	own, err := c.Limit()
+	own, err := c.limit(mistakes)
 	if err == nil && own != defined {
 		own.defined = handle(unique.Make(defined))
 	}

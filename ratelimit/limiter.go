@@ -39,7 +39,7 @@ type Limiter struct {
 	Schema string
 
 	// Observer is called after every call of a verb, before the call returns, with its outcome: for metrics, logs and
-	// alarms. [Join] makes one of several. A denial leaves no row that could be looked up later. Check can report a denial
+	// alarms. Package observe has Join, which makes one of several. A denial leaves no row that could be looked up later. Check can report a denial
 	// too: look at the Verb, and do not count it, since a check refuses nothing.
 	//
 	// In a transaction, the decision holds only if the transaction commits. If a transaction is run again, the calls of
@@ -81,19 +81,6 @@ type Decision struct {
 type Attempt struct {
 	Number int   // 1 is the first attempt
 	Err    error // its error: a serialization failure or a deadlock
-}
-
-// Join makes one hook of several, for [Limiter.Observer] or [Limiter.OnRetry]. It calls them in order, and passes over nil.
-//
-//	limits := ratelimit.Limiter{Observer: ratelimit.Join(metrics.Observe, recorder.Observe)}
-func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.Context, event T) {
-	return func(ctx context.Context, event T) {
-		for _, hook := range hooks {
-			if hook != nil {
-				hook(ctx, event)
-			}
-		}
-	}
 }
 
 // now is the time of [Limiter.Clock]; NULL: there is none, and that of the database counts.

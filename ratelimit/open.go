@@ -34,12 +34,7 @@ type Options struct {
 	// write. nil: nothing is recorded.
 	//
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
-	Usage interface {
-		Validate() error
-		Observe(ctx context.Context, d Decision)
-		Flush(ctx context.Context) error
-		Run(ctx context.Context) error
-	}
+	Usage UsageRecorder
 
 	// OverridesEvery is the time between two polls of the overrides: at most a second, which is the default, for 0. Otherwise tokens
 	// that are added to an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all
@@ -75,6 +70,16 @@ type Options struct {
 
 	overrides *overrides
 	told      string // what differs from what is published
+}
+
+// UsageRecorder is what [Options.Usage] takes. [*usage.Recorder] is one, and a test may have its own.
+//
+// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
+type UsageRecorder interface {
+	Validate() error                         // is called first: its error is that of Open
+	Observe(ctx context.Context, d Decision) // is called after each call, as an Observer
+	Flush(ctx context.Context) error         // is called by Open once
+	Run(ctx context.Context) error           // records until ctx ends, and then once more
 }
 
 const (
@@ -231,10 +236,16 @@ func (o *Options) check(db DB) (pool DB, err error) {
 }
 
 func (o *Options) observer() func(ctx context.Context, d Decision) {
-	if o.Usage == nil {
+	switch {
+	case o.Usage == nil:
 		return o.Observer
+	case o.Observer == nil:
+		return o.Usage.Observe
 	}
-	return Join(o.Observer, o.Usage.Observe)
+	return func(ctx context.Context, d Decision) {
+		o.Observer(ctx, d)
+		o.Usage.Observe(ctx, d)
+	}
 }
 
 // start does what has to be done before the first call.

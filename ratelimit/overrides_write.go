@@ -224,11 +224,9 @@ func (d *decree) texts() error {
 
 // fillNumbers validates the numbers of an override, and puts them into the arguments.
 func (d *decree) fillNumbers(args *dbsqlc.OverrideParams) error {
-	// unnamed is a Config in which no option sets what it already is, but for the three that are allowed.
-	unnamed := Config{Name: "?", Kind: "?", Period: "?", Start: new(time.Time), Shards: -1, Zone: "?", Anchor: "?", Varies: "?"}
-	named := unnamed
-	for _, option := range d.numbers {
-		option(&named)
+	var named Config
+	if named.set(d.numbers, []string{"Rate", "Capacity", "MaxReserved"}) != nil {
+		return d.invalid("Override changes only Rate, Capacity and MaxReserved")
 	}
 	var given int
 	for _, number := range []struct {
@@ -237,7 +235,7 @@ func (d *decree) fillNumbers(args *dbsqlc.OverrideParams) error {
 		to   *pgtype.Float8
 	}{{"rate", &named.Rate, &args.Rate}, {"capacity", &named.Capacity, &args.Capacity}, {"maxReserved", &named.MaxReserved, &args.MaxReserved}} {
 		n := *number.from
-		if *number.from = nil; n == nil {
+		if n == nil {
 			continue
 		}
 		given++
@@ -253,10 +251,7 @@ func (d *decree) fillNumbers(args *dbsqlc.OverrideParams) error {
 		}
 		*number.to = pgtype.Float8{Float64: *n, Valid: true}
 	}
-	switch {
-	case named != unnamed:
-		return d.invalid("Override changes only Rate, Capacity and MaxReserved")
-	case given == 0:
+	if given == 0 {
 		return d.invalid("Override needs a Rate, a Capacity or a MaxReserved")
 	}
 	return nil

@@ -240,7 +240,7 @@ func TestACountAboveTheCapacityIsRefused(t *testing.T) {
 }
 
 func TestADenialForCenturiesDoesNotOverflowItsText(t *testing.T) {
-	err := &DeniedError{Result: Result{RetryAfter: neverAfter, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}}
+	err := &DeniedError{RetryAfter: neverAfter, Requests: []Status{{Limit: TokenBucket("limit", 1, time.Hour), Count: 1}}}
 	if text := err.Error(); strings.Contains(text, "-") {
 		t.Error(text)
 	}

@@ -60,9 +60,6 @@ func (b Balance) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// LogValue implements [slog.LogValuer]: it is logged as every error is, by its text, which has no keys.
-func (e *DeniedError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
-
 // logName is the limit's name. That of an invalid limit may be of any length, and not even UTF-8.
 func (l *Limit) logName() string {
 	if l.Validate() != nil {

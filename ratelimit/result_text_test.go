@@ -22,13 +22,14 @@ func answersWithKeys() map[string]any {
 		{Limit: TokenBucket("negative", -1, time.Hour), Key: "private"},
 	}
 	denied := Result{At: at, RetryAt: at.Add(time.Minute), RetryAfter: time.Minute, Remaining: 1, Requests: statuses}
+	denial := &DeniedError{At: at, RetryAt: denied.RetryAt, RetryAfter: time.Minute, Remaining: 1, Requests: statuses, Reason: ReasonQuota}
 	return map[string]any{
 		"request": bucket.Key("private").Count(2), "status": statuses[0], "unlimited": statuses[1], "unset": statuses[2], "invalid": statuses[3],
 		"result": denied, "granted": Result{OK: true, At: at, Remaining: math.Inf(1), Requests: statuses[1:2]},
 		"reservation": Reservation{At: at, RetryAt: at.Add(time.Minute), Delay: time.Minute, Remaining: math.Inf(1), Requests: statuses[:2]},
 		"held":        Held{At: at, Remaining: math.Inf(1), Requests: statuses[:2], Token: "private", Expires: at},
 		"balance":     Balance{Limit: unlimited, Key: "private", At: at, Remaining: math.Inf(1), Used: math.NaN(), Capacity: math.Inf(1), Decides: byOverride, Until: at},
-		"denied":      &DeniedError{denied, ReasonQuota}, "wrapped": fmt.Errorf("wrapped: %w", &DeniedError{denied, ReasonQuota}),
+		"denied":      denial, "wrapped": fmt.Errorf("wrapped: %w", denial),
 	}
 }
 

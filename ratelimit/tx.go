@@ -20,16 +20,10 @@ type txBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// TxOption changes how [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendTx] run a transaction. It is [Isolation], [Attempts] or
-// [Hot].
+// TxOption changes how [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendTx] run a transaction, and [Attempts] how [Limiter.Retry] runs its
+// function. It is [Isolation], [Attempts] or [Hot]. Where it means nothing, it is [ErrInvalid], as is nil.
 type TxOption interface{ set(o *txOptions) }
 
-// RetryOption changes how [Limiter.Retry] runs its function: [Attempts]. It is a [TxOption] too.
-type RetryOption func(*txOptions)
-
-func (option RetryOption) set(o *txOptions) { option(o) }
-
-// txOption is a TxOption for transactions that this package begins.
 type txOption func(*txOptions)
 
 func (option txOption) set(o *txOptions) { option(o) }
@@ -38,24 +32,28 @@ type txOptions struct {
 	isolation pgx.TxIsoLevel
 	attempts  int
 	hot       []Request
+	begins    string // the name of an option for a transaction that this package begins
 }
 
-func newTxOptions[T TxOption](options []T) txOptions {
+func newTxOptions(options []TxOption) (txOptions, error) {
 	o := txOptions{isolation: pgx.Serializable, attempts: defaultAttempts}
 	for _, option := range options {
+		if option == nil {
+			return o, fmt.Errorf("%w: a TxOption is nil", ErrInvalid)
+		}
 		option.set(&o)
 	}
-	return o
+	return o, nil
 }
 
 // Isolation sets the isolation level. The default is pgx.Serializable.
 func Isolation(level pgx.TxIsoLevel) TxOption {
-	return txOption(func(o *txOptions) { o.isolation = level })
+	return txOption(func(o *txOptions) { o.isolation, o.begins = level, "Isolation" })
 }
 
 // Attempts sets how often the transaction, or the function of [Limiter.Retry], is tried at most. The default is 30, which
 // takes about 5 s with the pauses in between. A number below 1 is 1.
-func Attempts(n int) RetryOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
+func Attempts(n int) TxOption { return txOption(func(o *txOptions) { o.attempts = max(n, 1) }) }
 
 const (
 	defaultAttempts = 30
@@ -207,12 +205,18 @@ var errInTransaction = fmt.Errorf("%w: the connection is in a transaction alread
 // Retries may be nested. An error that already matches ErrAttemptsExhausted, from an InTx or a [Coalescer] in fn, is
 // returned as it is: attempts do not multiply. So is one that matches [ErrUnknownOutcome].
 //
-// The only option is [Attempts]. [Isolation] and [Hot] are for transactions that this package begins.
-func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error, options ...RetryOption) error {
-	if fn == nil {
+// The only option is [Attempts]. [Isolation] and [Hot] are for transactions that this package begins: here, they are [ErrInvalid].
+func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error, options ...TxOption) error {
+	o, err := newTxOptions(options)
+	switch {
+	case err != nil:
+		return err
+	case o.begins != "":
+		return fmt.Errorf("%w: %s is for a transaction that this package begins, and Retry begins none", ErrInvalid, o.begins)
+	case fn == nil:
 		return fmt.Errorf("%w: the function is nil", ErrInvalid)
 	}
-	return retry(ctx, newTxOptions(options).attempts, l.OnRetry, func() (committing bool, err error) { return true, fn(ctx) })
+	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return true, fn(ctx) })
 }
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was
@@ -280,7 +284,10 @@ type beginner func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*tran
 
 // inTx runs a transaction until it could be serialized.
 func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin beginner) error {
-	o := newTxOptions(options)
+	o, err := newTxOptions(options)
+	if err != nil {
+		return err
+	}
 	hot, err := o.turns(ctx)
 	if err != nil {
 		return err

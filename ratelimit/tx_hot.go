@@ -27,7 +27,7 @@ import (
 // In the database, the turn is a lock on a view, ratelimit.turn_00 to turn_31 of package migrations. The role needs UPDATE on
 // the views: ratelimit.grant gives it with 'consume'. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
 func Hot(requests ...Request) TxOption {
-	return txOption(func(o *txOptions) { o.hot = append(o.hot, requests...) })
+	return txOption(func(o *txOptions) { o.hot, o.begins = append(o.hot, requests...), "Hot" })
 }
 
 // turns are the demands that a transaction with these options queues for.

@@ -44,7 +44,10 @@ func (l *Limiter) SendTx(
 	batch *pgx.Batch,
 	options ...TxOption,
 ) error {
-	o := newTxOptions(options)
+	o, err := newTxOptions(options)
+	if err != nil {
+		return err
+	}
 	if handles.IsNil(db) || batch == nil {
 		return fmt.Errorf("%w: the database or the batch is nil", ErrInvalid)
 	}
@@ -58,7 +61,7 @@ func (l *Limiter) SendTx(
 		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)
 	}
 	var failed error
-	err := retry(ctx, o.attempts, l.OnRetry, func() (open bool, err error) {
+	err = retry(ctx, o.attempts, l.OnRetry, func() (open bool, err error) {
 		failed, err = sendOnce(ctx, db, o.isolation, batch)
 		return errors.Is(err, ErrUnknownOutcome), err
 	})

@@ -63,7 +63,7 @@ type worker struct {
 	mu       sync.Mutex
 	done     int
 	granted  []time.Time // by the database's clock
-	denied   []ratelimit.Result
+	denied   []*ratelimit.DeniedError
 	pausedAt time.Time // when the first pause was committed
 	until    time.Time // and its end
 }
@@ -94,7 +94,7 @@ func (w *worker) token(ctx context.Context) error {
 		case err == nil:
 			w.granted = append(w.granted, result.At)
 		case ok:
-			w.denied = append(w.denied, denied.Result)
+			w.denied = append(w.denied, denied)
 		}
 		w.mu.Unlock()
 		if !ok || denied.RetryAt.IsZero() {

@@ -28,7 +28,7 @@ var openMutations = []mutation{
 		tests: "TestOpenRefusesWhatItIsGiven",
 	}, {
 		name: "open-observer", file: "ratelimit/open.go", what: "with an Observer, nothing is recorded",
-		old: "Join(o.Observer, o.Usage.Observe)", new: "Join(o.Observer)",
+		old: "		o.Usage.Observe(ctx, d)\n", new: "",
 		tests: "TestOpenStartsEverything",
 	}, {
 		name: "close-takes-calls", file: "ratelimit/close.go", what: "a closed Limiter takes calls",

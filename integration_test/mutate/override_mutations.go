@@ -88,7 +88,7 @@ var overrideMutations = []mutation{
 		tests: "TestGoOverridesAsSQLDoes",
 	}, {
 		name: "decree-options", file: "ratelimit/overrides_write.go", what: "Override passes over options that it cannot follow",
-		old: "case named != unnamed:\n		return d.invalid(\"Override", new: "case false:\n		return d.invalid(\"Override",
+		old: "	if named.set(d.numbers, []string{\"Rate\", \"Capacity\", \"MaxReserved\"}) != nil {", new: "	if named.set(d.numbers, []string{\"Rate\", \"Capacity\", \"MaxReserved\"}); false {",
 		tests: "TestWhatGoRefusesToOverrideIsNotSent",
 	}, {
 		name: "move-lifted", file: "ratelimit/call_overrides.go", what: "nothing is moved while an override lifts the limit",

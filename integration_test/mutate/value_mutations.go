@@ -347,6 +347,14 @@ var valueMutations = []mutation{
 		old: "	case e.RetryAt.IsZero():", new: "	case false:",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
+		name: "option-elsewhere", file: "ratelimit/limit.go", what: "an option sets what it has no meaning for",
+		old: "		case !slices.Contains(allowed, o.option().name):", new: "		case false:",
+		tests: "TestWith",
+	}, {
+		name: "option-of-retry", file: "ratelimit/tx.go", what: "Retry passes over the level of a transaction that it does not begin",
+		old: "	case o.begins != \"\":", new: "	case false:",
+		tests: "TestEveryErrorMatchesASentinel",
+	}, {
 		name: "config-rate-missing", file: "ratelimit/limit_config.go", what: "a missing rate is 0",
 		old: "\t\tmistake(\"rate is missing\")\n", new: "",
 		tests: "TestAConfigNamesLimitAndField",

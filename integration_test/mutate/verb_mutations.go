@@ -136,7 +136,7 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-none", file: "ratelimit/call.go", what: "a denial has no reason",
-		old: "&DeniedError{Result: result, Reason: cmp.Or(reason, result.known, ReasonQuota)}", new: "&DeniedError{Result: result, Reason: cmp.Or(reason)}",
+		old: "cmp.Or(reason, result.known, ReasonQuota),", new: "cmp.Or(reason),",
 		tests: "TestADenialTellsWhyOnEveryWayIn",
 	},
 }

@@ -41,7 +41,10 @@ func (db *DB) End() (open int) {
 }
 
 // InMemory is for package ratelimit, which knows the type by it.
-func (db *DB) InMemory(Mark) Table {
+func (db *DB) InMemory() any { return db.Table() }
+
+// Table is what is committed.
+func (db *DB) Table() Table {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	return maps.Clone(db.table)

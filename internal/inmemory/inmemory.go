@@ -9,10 +9,6 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Mark is the argument of a method that only databases in memory can have. Package ratelimit recognizes their handles by
-// that method.
-type Mark struct{}
-
 // ID is the key of a limit's rows.
 type ID struct{ Name, Key string }
 

@@ -164,7 +164,7 @@ type tx struct {
 }
 
 // InMemory is for package ratelimit, which knows the type by it.
-func (t *tx) InMemory(mark Mark) Table { return t.db.InMemory(mark) }
+func (t *tx) InMemory() any { return t.db.InMemory() }
 
 // Now is the clock by which the calls of the transaction are decided.
 func (t *tx) Now() time.Time { return t.db.Now() }

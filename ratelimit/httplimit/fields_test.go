@@ -404,7 +404,7 @@ func FuzzFields(f *testing.F) {
 func TestTheNamesInAProblemAreThoseInTheFields(t *testing.T) {
 	odd, user := ratelimit.TokenBucket("café \"1\"", 10, time.Minute), ratelimit.TokenBucket("user", 10, time.Minute)
 	result := answered(false, denial(odd, "ann", 0, time.Minute, time.Second), denial(odd, "bob", 0, time.Minute, time.Second), left(user, "ann", 1, time.Minute))
-	p := Middleware{}.problemOf(Decision{Status: 429, Err: &ratelimit.DeniedError{Result: result}})
+	p := Middleware{}.problemOf(Decision{Status: 429, Err: &ratelimit.DeniedError{Requests: result.Requests}})
 	if !slices.Equal(p.ViolatedPolicies, []string{`caf%C3%A9 "1"`}) {
 		t.Errorf("%q", p.ViolatedPolicies)
 	}
@@ -426,7 +426,7 @@ func TestNothingTellsOfAHiddenLimit(t *testing.T) {
 		{"denied by both", answered(false, denial(site, "", 0, time.Minute, time.Second), denial(user, "", 0, time.Minute, 6*time.Second)), `"perUser";r=0;t=6`, `"perUser";q=10;w=60`, "0", "6", "RateLimit"},
 		{"alone", answered(false, denial(site, "acme", 0, time.Minute, time.Second)), "", "", "", "", "RateLimit"}, // scripts must read Retry-After
 	} {
-		d := Decision{Status: 429, Result: row.result, Err: &ratelimit.DeniedError{Result: row.result}}
+		d := Decision{Status: 429, Result: row.result, Err: &ratelimit.DeniedError{Requests: row.result.Requests}}
 		header := http.Header{}
 		m.announce(header, d)
 		if header.Get("RateLimit") != row.limit || header.Get("RateLimit-Policy") != row.policy || header.Get("X-RateLimit-Remaining") != row.legacy || header.Get("X-RateLimit-Reset") != row.reset ||

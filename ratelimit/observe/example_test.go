@@ -22,7 +22,7 @@ func Example() {
 		Key:    observe.HashKey([]byte(os.Getenv("LOG_KEY_SECRET"))),
 	}
 	limits := ratelimit.Limiter{
-		Observer: ratelimit.Join(metrics.Observe, log.Observe),
+		Observer: observe.Join(metrics.Observe, log.Observe),
 		OnRetry:  metrics.Retry,
 	}
 	_ = &limits // the application's one limiter

@@ -6,7 +6,7 @@
 //	}
 //	log := &observe.Log{}
 //	limits := ratelimit.Limiter{
-//		Observer: ratelimit.Join(metrics.Observe, log.Observe),
+//		Observer: observe.Join(metrics.Observe, log.Observe),
 //		OnRetry:  metrics.Retry,
 //	}
 //	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: metrics.Batch}
@@ -64,6 +64,18 @@ func sqlState(err error) string {
 		return sqlErr.SQLState()
 	}
 	return ""
+}
+
+// Join makes one hook of several, for [ratelimit.Limiter.Observer] or [ratelimit.Limiter.OnRetry]. It calls them in order, and passes over
+// nil.
+func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.Context, event T) {
+	return func(ctx context.Context, event T) {
+		for _, hook := range hooks {
+			if hook != nil {
+				hook(ctx, event)
+			}
+		}
+	}
 }
 
 // limitName is the name of a limit. The name of an invalid limit may be too long, or not even UTF-8.

@@ -78,7 +78,7 @@ func (db *DB) Set(t time.Time) { db.memory.Set(t) }
 func (db *DB) SleepUntil(ctx context.Context, t time.Time) error { return db.memory.SleepUntil(ctx, t) }
 
 // InMemory is for package ratelimit, which knows the type by it.
-func (db *DB) InMemory(mark inmemory.Mark) inmemory.Table { return db.memory.InMemory(mark) }
+func (db *DB) InMemory() any { return db.memory.InMemory() }
 
 // QueryRow runs a statement of package ratelimit. Any other statement is an error.
 func (db *DB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

@@ -13,7 +13,7 @@
 //	SELECT * FROM ratelimit.usage('sendMessage', since => now() - interval '3 hours')   -- minute by minute
 //	SELECT * FROM ratelimit.denials('sendMessage', since => now() - interval '3 hours') -- the most denied keys
 //
-// With Open, Options.Observer is a second observer, such as one of package observe. Without, [ratelimit.Join] joins two.
+// With Open, Options.Observer is a second observer, such as one of package observe. Without, Join of package observe joins two.
 //
 // These are statistics. No decision depends on them, and no call waits for them. A process that is killed loses the counts
 // of its last ten seconds.

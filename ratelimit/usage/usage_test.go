@@ -148,7 +148,7 @@ func TestRepeatedDeliveriesAreNotCounted(t *testing.T) {
 	for _, verb := range []string{"hold", "once"} {
 		for _, reason := range []ratelimit.Reason{ratelimit.ReasonHeld, ratelimit.ReasonSettled, ratelimit.ReasonQuota} {
 			d := deny(limit, "ann", noon)
-			d.Verb, d.Err = verb, &ratelimit.DeniedError{Result: d.Result, Reason: reason}
+			d.Verb, d.Err = verb, &ratelimit.DeniedError{Requests: d.Result.Requests, Reason: reason}
 			r.Observe(t.Context(), d)
 		}
 		d := grant(limit, "ann", noon)
@@ -177,7 +177,7 @@ func deny(limit ratelimit.Limit, key string, at time.Time) ratelimit.Decision {
 	result := ratelimit.Result{At: at, RetryAt: at.Add(time.Second), Requests: []ratelimit.Status{
 		{Limit: limit, Key: key, Count: 1, RetryAt: at.Add(time.Second)},
 	}}
-	return ratelimit.Decision{Verb: "consume", Result: result, Err: &ratelimit.DeniedError{Result: result}}
+	return ratelimit.Decision{Verb: "consume", Result: result, Err: &ratelimit.DeniedError{Requests: result.Requests}}
 }
 
 // Goroutines whose calls come from two minutes in turns, with a collection at any time, lose no count.
