@@ -193,7 +193,7 @@ func TestAGuardEndsTransactionsAndBatches(t *testing.T) {
 	for _, level := range levels {
 		for _, request := range []ratelimit.Request{limit.Key("theirs"), sharded.Key("theirs")} {
 			attempts := 0
-			limiter := ratelimit.Limiter{OnRetry: func(context.Context, ratelimit.Attempt) { attempts++ }}
+			limiter := ratelimit.Limiter{OnRetry: func(context.Context, int, error) { attempts++ }}
 			ways := map[string]func() error{
 				"InTx": func() error {
 					return limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {

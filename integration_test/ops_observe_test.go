@@ -197,9 +197,10 @@ func TestMetricsOfRetries(t *testing.T) {
 	pool := newPool(t, 2)
 	m := newMeter(t)
 	var failures []int
-	limiter := ratelimit.Limiter{Observer: m.Observe, OnRetry: observe.Join(m.Retry, nil, func(_ context.Context, failed ratelimit.Attempt) {
-		failures = append(failures, failed.Number)
-	})}
+	limiter := ratelimit.Limiter{Observer: m.Observe, OnRetry: func(ctx context.Context, attempt int, failed error) {
+		m.Retry(ctx, attempt, failed)
+		failures = append(failures, attempt)
+	}}
 	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
 	attempts := 0
 	conflicts := func(ctx context.Context, tx pgx.Tx) error { // twice with another transaction that commits first

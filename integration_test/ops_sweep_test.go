@@ -441,10 +441,10 @@ func TestWhoMeetsASweep(t *testing.T) {
 					t.Fatalf("%d rows deleted", deleted)
 				}
 				retries := 0
-				limiter.OnRetry = func(_ context.Context, failed ratelimit.Attempt) {
+				limiter.OnRetry = func(_ context.Context, _ int, failed error) {
 					retries++
-					if sqlState(failed.Err) != "40001" {
-						t.Error(failed.Err)
+					if sqlState(failed) != "40001" {
+						t.Error(failed)
 					}
 				}
 				done := make(chan error, 1)
@@ -542,9 +542,9 @@ func TestSweepsAmongTraffic(t *testing.T) {
 
 	var limiter ratelimit.Limiter
 	var retries atomic.Int64
-	limiter.OnRetry = func(_ context.Context, failed ratelimit.Attempt) {
-		if retries.Add(1); sqlState(failed.Err) != "40001" {
-			t.Errorf("run again after %v", failed.Err)
+	limiter.OnRetry = func(_ context.Context, _ int, failed error) {
+		if retries.Add(1); sqlState(failed) != "40001" {
+			t.Errorf("run again after %v", failed)
 		}
 	}
 	errRollback := errors.New("changed my mind")

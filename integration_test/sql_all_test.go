@@ -369,9 +369,9 @@ func TestRatelimitAllUnderContention(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t, 8)
-				limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
-					if sqlState(failed.Err) == "40P01" || level == pgx.ReadCommitted {
-						t.Errorf("%s: run again for %v", level, failed.Err)
+				limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, failed error) {
+					if sqlState(failed) == "40P01" || level == pgx.ReadCommitted {
+						t.Errorf("%s: run again for %v", level, failed)
 					}
 				}}
 				one := func(name string, rate int) string {

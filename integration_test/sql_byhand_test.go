@@ -588,9 +588,9 @@ func TestByHandATriggerLimitsInserts(t *testing.T) {
 			t.Parallel()
 			pool := newTenants(t, 8)
 			begin := time.Now()
-			limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
-				if sqlState(failed.Err) == "40P01" || level == pgx.ReadCommitted {
-					t.Errorf("%s: run again for %v", level, failed.Err)
+			limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, failed error) {
+				if sqlState(failed) == "40P01" || level == pgx.ReadCommitted {
+					t.Errorf("%s: run again for %v", level, failed)
 				}
 			}}
 			done := make(chan error, 16)

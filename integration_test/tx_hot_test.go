@@ -211,14 +211,14 @@ type conflicts struct {
 	real atomic.Int64
 }
 
-func (c *conflicts) onRetry(t *testing.T) func(ctx context.Context, failed ratelimit.Attempt) {
-	return func(_ context.Context, failed ratelimit.Attempt) {
-		if pgErr := pgError(t, failed.Err); strings.Contains(pgErr.Detail, "Canceled on commit attempt with conflict in from prepared pivot") {
-			if failed.Number == 1 {
+func (c *conflicts) onRetry(t *testing.T) func(ctx context.Context, attempt int, err error) {
+	return func(_ context.Context, attempt int, failed error) {
+		if pgErr := pgError(t, failed); strings.Contains(pgErr.Detail, "Canceled on commit attempt with conflict in from prepared pivot") {
+			if attempt == 1 {
 				c.gap.Add(1)
 			}
 		} else if c.real.Add(1) <= 3 {
-			t.Logf("attempt %d: %v: %s", failed.Number, failed.Err, pgErr.Detail)
+			t.Logf("attempt %d: %v: %s", attempt, failed, pgErr.Detail)
 		}
 	}
 }

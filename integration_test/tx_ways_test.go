@@ -62,8 +62,8 @@ func TestATransactionRunsAgain(t *testing.T) {
 			}
 			ran++
 			var states []string
-			w.limiter.OnRetry = func(_ context.Context, failed ratelimit.Attempt) {
-				states = append(states, fmt.Sprint(failed.Number, " ", sqlState(failed.Err)))
+			w.limiter.OnRetry = func(_ context.Context, attempt int, failed error) {
+				states = append(states, fmt.Sprint(attempt, " ", sqlState(failed)))
 			}
 			ofCommit, attempts := name == "40001 of COMMIT", 0
 			err := w.in(t.Context(), func(ctx context.Context, tx handle) error {

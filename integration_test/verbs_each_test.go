@@ -167,11 +167,11 @@ func TestEachUnderContention(t *testing.T) {
 			var deadlocks []error
 			var mu sync.Mutex
 			granted := map[string]int{}
-			limits := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
-				if sqlState(failed.Err) == "40P01" {
+			limits := ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, failed error) {
+				if sqlState(failed) == "40P01" {
 					mu.Lock()
 					defer mu.Unlock()
-					deadlocks = append(deadlocks, failed.Err)
+					deadlocks = append(deadlocks, failed)
 				}
 			}}
 			var wg sync.WaitGroup

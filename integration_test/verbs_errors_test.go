@@ -854,11 +854,10 @@ var neverMade = map[string]string{
 	"an entry has three fields":                                  "it is replaced by the error of the token",
 	"another program sweeps, or has swept":                       "it ends a sweep of the background, and is not returned",
 	"nobody sweeps it: a session keeps its row of ratelimit.sweeps locked, or a batch takes minutes. End the first; its pid is one of: SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())": "it is told to Options.OnError",
-	"ratelimit: schema: ":              "it is told to Options.OnError",
-	"other numbers are published":      "it is told to Options.OnError",
-	"ratelimit: publish: %w: limit %s": "it is told to Options.OnError",
-	"ratelimit: publish: %w: another version of program %q is in use, or was within five minutes, and this one defines other limits": "it is told to Options.OnError",
-	"ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid":                     "it is told to Overrides.OnError",
+	"ratelimit: schema: ": "it is told to Options.OnError",
+	"ratelimit: publish: other numbers are published: limit %s": "it is told to Options.OnError",
+	"ratelimit: publish: other numbers are published: another version of program %q is in use, or was within five minutes, and this one defines other limits": "it is told to Options.OnError",
+	"ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid":                                              "it is told to Options.OnError",
 }
 
 // constructors are the errors that the source of package ratelimit makes, by place.

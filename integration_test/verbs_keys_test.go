@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/follow"
+	"github.com/txlimit/txlimit/internal/keytext"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -178,7 +179,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		var rows, listed int
 		w.sql("SELECT count(*) FROM ratelimit.limits WHERE name = 'logins' AND key = "+lit, &rows)
 		w.sql("SELECT count(*) FROM ratelimit.keys('logins', keys => ARRAY["+lit+"]) WHERE key = "+lit, &listed)
-		if rows != 1 || listed != 1 || ratelimit.StoredKey(key) != key {
+		if rows != 1 || listed != 1 || keytext.Join(key) != key {
 			t.Errorf("%q has %d rows, and is listed %d times", key, rows, listed)
 		}
 		var granted bool
@@ -234,7 +235,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 	for i, parts := range [][]string{
 		{"eu", "user-17"}, {"a|b", "c"}, {"a", "b|c"}, {`CORP\ann`, "|"}, {`\`, `\`, `\|`}, {"é", "👩‍👩‍👧", " "}, {"--help", "-rf"}, {"o'brien", "a\nb"}, {strings.Repeat("|", 400), strings.Repeat(`\`, 111)},
 	} {
-		r, key := pairs.Key(parts...), ratelimit.StoredKey(parts...)
+		r, key := pairs.Key(parts...), keytext.Join(parts...)
 		w.goes(fmt.Sprintf("%q", parts), r.Count(3), "")
 		var stored string
 		var back []string
@@ -312,7 +313,7 @@ func TestTenantsOfAnyNameAreKeptApart(t *testing.T) {
 			seen, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			var own []string
 			for _, parts := range [][]string{{tenant, "all"}, {tenant, "ann"}, {tenant, "b", "c"}, {tenant, "|"}, {tenant, `\`}} {
-				own = append(own, ratelimit.StoredKey(parts...))
+				own = append(own, keytext.Join(parts...))
 			}
 			if slices.Sort(own); err != nil || !slices.Equal(slices.Sorted(slices.Values(seen)), own) {
 				t.Errorf("tenant %q sees %q, %v", tenant, seen, err)
@@ -418,15 +419,15 @@ func TestSQLJoinsKeysAsGoDoes(t *testing.T) {
 		var back, ofText []string
 		other := text(0)
 		err := pool.QueryRow(t.Context(), "SELECT k, ratelimit.key_parts(k), ratelimit.key_parts($2) FROM ratelimit.key(VARIADIC $1) AS k", parts, other).Scan(&stored, &back, &ofText)
-		if err != nil || stored != ratelimit.StoredKey(parts...) || len(parts) > 1 && !slices.Equal(back, parts) {
-			t.Fatalf("seed %d: %q: stored as %q in SQL and %q in Go, which is %q, %v", seed, parts, stored, ratelimit.StoredKey(parts...), back, err)
+		if err != nil || stored != keytext.Join(parts...) || len(parts) > 1 && !slices.Equal(back, parts) {
+			t.Fatalf("seed %d: %q: stored as %q in SQL and %q in Go, which is %q, %v", seed, parts, stored, keytext.Join(parts...), back, err)
 		}
 		// Any text is what its parts are stored as; only the empty one has an empty part.
 		for _, p := range []struct {
 			key   string
 			parts []string
 		}{{stored, back}, {other, ofText}} {
-			if ratelimit.StoredKey(p.parts...) != p.key || p.key != "" && slices.Contains(p.parts, "") {
+			if keytext.Join(p.parts...) != p.key || p.key != "" && slices.Contains(p.parts, "") {
 				t.Fatalf("seed %d: %q has the parts %q", seed, p.key, p.parts)
 			}
 		}

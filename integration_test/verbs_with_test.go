@@ -200,7 +200,7 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 10)
 	limiter, _ := newLimiter()
-	limiter.OnRetry = func(_ context.Context, a ratelimit.Attempt) { t.Errorf("attempt %d: %v", a.Number, a.Err) }
+	limiter.OnRetry = func(_ context.Context, n int, err error) { t.Errorf("attempt %d: %v", n, err) }
 	mustExec(t, pool, "CREATE TABLE customers (plan text); INSERT INTO customers VALUES ('free'); CREATE TABLE calls (plan text)")
 	plans := map[string]ratelimit.Request{}
 	for name, rate := range map[string]float64{"free": 1e6, "pro": 2e6} {

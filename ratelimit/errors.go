@@ -67,11 +67,6 @@ var (
 	// httplimit and rpclimit does not pass it.
 	ErrClosed = errors.New("closed")
 
-	// ErrNotCurrent is matched by errors that [Open] and its background tell to OnError, and never return: the tool, the page and SQL
-	// without numbers use other numbers than this process. Another program has published other numbers of a name, or a
-	// newer version of this program runs.
-	ErrNotCurrent = errors.New("other numbers are published")
-
 	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
 	// transaction of its own, was sent. Then the connection broke or ctx ended, and no answer came.
 	//

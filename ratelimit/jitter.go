@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"time"
+
+	"github.com/txlimit/txlimit/internal/keytext"
 )
 
 // Jitter spreads events that would all happen at the same instant. It returns an instant from at on and before at + span.
@@ -17,13 +19,13 @@ import (
 //	runAt := ratelimit.Jitter(reserved.RetryAt, 10*time.Second, userID)
 //
 // The delay is span × h / 2^64, rounded down to a microsecond, the resolution of a timestamptz. Here h is the first 64 bits
-// of the SHA-256 of the key. A key of several parts is joined as by [StoredKey]. To give a key different delays for different limits,
+// of the SHA-256 of the key. A key of several parts is joined as by [Limit.Key]. To give a key different delays for different limits,
 // make the limit's name a part of the key.
 func Jitter(at time.Time, span time.Duration, key string, more ...string) time.Time {
 	if span < 0 {
 		return at
 	}
-	hash := sha256.Sum256([]byte(StoredKey(append([]string{key}, more...)...)))
+	hash := sha256.Sum256([]byte(keytext.Join(append([]string{key}, more...)...)))
 	micros, _ := bits.Mul64(binary.BigEndian.Uint64(hash[:]), uint64(span.Microseconds()))
 	return at.Add(time.Duration(micros) * time.Microsecond)
 }

@@ -30,7 +30,9 @@ const (
 	kindSlots          = "slots"
 )
 
-// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
+// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Valid limits with the same name and
+// numbers are equal (==), however they were made, so a Limit may be the key of a map. One in a [Status] has the numbers in force: under an
+// override, it is not equal to its definition. Compare names there. Its rows are stored
 // under its name, and a name has one definition in a schema. A plan is a limit with a name of its own, such as "apiCalls.free"
 // and "apiCalls.pro". A key with numbers of its own, such as a customer's own quota, uses [Limit.With].
 //

@@ -101,6 +101,19 @@ func TestALimitWithNumbersOfItsOwnKeepsItsDefinition(t *testing.T) {
 	case pro.With() != pro, own.With(Rate(1000), Zone("")) != pro:
 		t.Error("the definition's own numbers are not the definition")
 	}
+	at := time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC)
+	for what, equal := range map[string]bool{
+		"a start in another zone":        FixedWindow("api", 1, time.Hour, Start(at)) == FixedWindow("api", 1, time.Hour, Start(at.In(time.FixedZone("", 3600)))),
+		"the defaults":                   TokenBucket("api", 1, time.Hour) == TokenBucket("api", 1, time.Hour, Capacity(1), Shards(1)),
+		"an anchor with its time of day": CalendarWindow("api", 1, Month, Anchor("2026-01-31")) == CalendarWindow("api", 1, Month, Anchor("2026-01-31 00:00")),
+		"a request":                      own.Key("eu", "ann").Count(2) == pro.With(Rate(50), Zone("Asia/Tokyo")).Key("eu", "ann").Count(2),
+		"a Count is said":                own.Key("ann") != own.Key("ann").Count(1),
+		"other numbers":                  own.Key("ann") != pro.Key("ann"),
+	} {
+		if !equal {
+			t.Errorf("%s: == says otherwise", what)
+		}
+	}
 	var l Limiter
 	for _, requests := range [][]Request{
 		{own.Key("ann")}, {pro.Key("ann")}, {pro.With(Rate(0)).Key("ann").Count(0)}, {pro.Key("bob"), own.Key("ann"), own.Key("ann")},

@@ -50,9 +50,9 @@ type Limiter struct {
 	// batch, pgx would not give the connection back.
 	Observer func(ctx context.Context, d Decision)
 
-	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] or [Limiter.Retry] is about to try again. It is
-	// called by several goroutines at once.
-	OnRetry func(ctx context.Context, failed Attempt)
+	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] or [Limiter.Retry] is about to try again: after
+	// which attempt, where 1 is the first, and its error, a serialization failure or a deadlock. It is called by several goroutines at once.
+	OnRetry func(ctx context.Context, attempt int, err error)
 
 	queues      queues // for hot limits
 	renewals    renewals
@@ -75,12 +75,6 @@ type Decision struct {
 	// Took is the time of the call, including the wait for transactions that hold the row. For the first statement in InTx,
 	// it also includes BEGIN and, with Hot, the wait for the turn in the database. A Wait's sleep is not in it.
 	Took time.Duration
-}
-
-// Attempt is a failed attempt to run a transaction, for [Limiter.OnRetry].
-type Attempt struct {
-	Number int   // 1 is the first attempt
-	Err    error // its error: a serialization failure or a deadlock
 }
 
 // now is the time of [Limiter.Clock]; NULL: there is none, and that of the database counts.

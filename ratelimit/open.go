@@ -50,10 +50,10 @@ type Options struct {
 	Schema   string
 	Clock    func() time.Time
 	Observer func(ctx context.Context, d Decision)
-	OnRetry  func(ctx context.Context, failed Attempt)
+	OnRetry  func(ctx context.Context, attempt int, err error)
 
 	// OnError is told what goes wrong in the background, of each row of overrides that cannot be used and is passed over, of a schema that differs from the library's
-	// ([migrations.Schema.Differs]), and of other numbers that are published ([ErrNotCurrent]). The error names the part.
+	// ([migrations.Schema.Differs]), and of other numbers that are published. The error names the part.
 	// It is called by several goroutines. nil: slog.Default() logs it; of the polls of overrides, one a minute. What goes
 	// wrong with the usage is told to OnError of the Recorder.
 	OnError func(err error)
@@ -114,7 +114,7 @@ const (
 //  4. It checks that it may sweep, and write the usage. With the rights to sweep, it asks for INSERT, which no sweep needs but a
 //     call for a new key does.
 //  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
-//     version of this program runs, OnError is told ([ErrNotCurrent]). Where both would grant, Open fails: see [Limiter.Publish].
+//     version of this program runs, OnError is told. Where both would grant, Open fails: see [Limiter.Publish].
 //
 // Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
 // sweeps the limits ([Limiter.Sweep]) and writes the usage. Of all programs on a schema, one sweeps a limit in the time between two
@@ -298,10 +298,10 @@ func (o *Options) publish(ctx context.Context, db DB, l *Limiter) error {
 	}
 	var differ []error
 	if !row.Counts.Bool {
-		differ = append(differ, fmt.Errorf("ratelimit: publish: %w: another version of program %q is in use, or was within five minutes, and this one defines other limits", ErrNotCurrent, o.Program))
+		differ = append(differ, fmt.Errorf("ratelimit: publish: other numbers are published: another version of program %q is in use, or was within five minutes, and this one defines other limits", o.Program))
 	}
 	for _, other := range row.Others {
-		differ = append(differ, fmt.Errorf("ratelimit: publish: %w: limit %s", ErrNotCurrent, other))
+		differ = append(differ, fmt.Errorf("ratelimit: publish: other numbers are published: limit %s", other))
 	}
 	if text := fmt.Sprint(differ); text != o.told {
 		o.told = text

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,7 +88,7 @@ func TestAProcessSaysEveryMinuteThatItUsesItsLimits(t *testing.T) {
 		if db.beats < 17 || db.beats > 23 { // an eighth more or less than a minute
 			t.Errorf("%d times in 20 minutes", db.beats)
 		}
-		if len(told) != 3 || !errors.Is(told[0], ErrNotCurrent) || !errors.Is(told[1], ErrNotCurrent) || errors.Is(told[2], ErrNotCurrent) {
+		if len(told) != 3 || !notCurrent(told[0]) || !notCurrent(told[1]) || notCurrent(told[2]) {
 			t.Errorf("told %q: want each change once, and the failure", told)
 		}
 	})
@@ -177,3 +178,5 @@ func TestALimitThatCannotBeSweptStopsNoOther(t *testing.T) {
 		}
 	}
 }
+
+func notCurrent(err error) bool { return strings.Contains(err.Error(), "other numbers are published") }

@@ -14,9 +14,13 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Receipt records the tokens that [Limiter.Consume] took, for a later [Limiter.Refund]. [Result.Receipt] makes it. Store it
-// with the granted work: it is text, and fits a text column of a jobs table or a string of JSON. It is empty if nothing was
-// taken.
+// Receipt records the tokens that a call took, for a later [Limiter.Refund]. [Result.Receipt] of a [Limiter.Consume], [Limiter.Wait],
+// [Limiter.Take], [Limiter.ConsumeEach] and [Limiter.Once] makes it, and [Reservation.Receipt] of a [Limiter.Reserve]. Store it with the granted
+// work: it is text, and fits a text column of a jobs table or a string of JSON. It is empty if nothing was taken.
+//
+// A receipt counts once: after a refund, store the rest that its result has in its place. Two refunds by one receipt give back twice. If the
+// transaction of the call rolls back, nothing was taken: forget the receipt, since a refund by it would give back tokens of others. Store it in
+// the same transaction, and both are gone.
 //
 // A receipt is trusted, so do not send it to clients. Even if it was altered, a refund gives back no more than the count
 // asked for, and fills no limit above its capacity. The receipt names the limit and the key. Nothing else in it is of use

@@ -3,12 +3,14 @@ package ratelimit
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/keytext"
 )
 
-// Request asks for tokens of a limit. It is a value: its methods return changed copies.
+// Request asks for tokens of a limit. It is a value: its methods return changed copies. Valid requests of equal limits, with the same key and
+// the same Count, are equal (==), and may be keys of a map. A request without Count is not equal to one with Count(1): Refund and Release tell them
+// apart.
 type Request struct {
 	limit  Limit
 	key    string
@@ -19,8 +21,9 @@ type Request struct {
 }
 
 // Key makes a request for one token of a key's share of the limit. A key is, for example, a user, a team or an address.
-// One part is stored exactly as it is, whatever characters it has. Several parts ("eu", userID) are joined: see [StoredKey].
-// So SQL by hand, the tool and the page find a key of one part under the text that the program has.
+// One part is stored exactly as it is, whatever characters it has, so SQL by hand, the tool and the page find it under the text that the program
+// has. Several parts ("eu", userID) are joined by "|", with a backslash before each "|" and each backslash of a part, as the SQL function
+// ratelimit.key does. [Status] and [Balance] have the text.
 //
 // Different keys of several parts are never the same key. But the one part "eu|ann" and the two parts "eu" and "ann" are one
 // text, and so one row of the limit. So give all keys of a limit one part, or all of them several.
@@ -42,7 +45,7 @@ func (l Limit) Key(parts ...string) Request {
 			r.err = fmt.Errorf("%w: limit %q: part %d of the key is empty (for a limit without keys, use Global)", ErrBadRequest, l.name, i+1)
 		}
 	}
-	r.key = StoredKey(parts...)
+	r.key = keytext.Join(parts...)
 	if r.err == nil {
 		if err := checkText("key", r.key, maxKeyLen); err != nil {
 			r.err = fmt.Errorf("%w: limit %q: %w", ErrBadRequest, l.name, err)
@@ -77,21 +80,3 @@ func (r Request) Count(tokens float64) Request {
 	}
 	return r
 }
-
-// StoredKey is the text under which [Limit.Key] stores a key of these parts, for SQL by hand and for texts to compare with
-// [Status] and [Decision]. One part is the text itself. Several are joined by "|", with a backslash before each "|" and each
-// backslash of a part: "eu" and "a|b" are stored as eu|a\|b. The SQL function ratelimit.key does the same, and
-// ratelimit.key_parts finds the parts again. It checks nothing: Key refuses a key without parts, and an empty part.
-func StoredKey(parts ...string) string {
-	if len(parts) == 1 {
-		return parts[0]
-	}
-	escaped := make([]string, len(parts))
-	for i, part := range parts {
-		escaped[i] = escape.Replace(part)
-	}
-	return strings.Join(escaped, "|")
-}
-
-// escape keeps the parts of a key apart.
-var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/keytext"
 )
 
 // keyParts is what ratelimit.key_parts does in SQL: the only two or more parts that are stored so, or else the key.
@@ -30,7 +31,7 @@ func keyParts(key string) []string {
 			*last += key[i : i+1]
 		}
 	}
-	if len(parts) < 2 || slices.Contains(parts, "") || StoredKey(parts...) != key {
+	if len(parts) < 2 || slices.Contains(parts, "") || keytext.Join(parts...) != key {
 		return []string{key}
 	}
 	return parts
@@ -47,7 +48,7 @@ func TestKeysOfSeveralParts(t *testing.T) {
 		// One part is stored as it is.
 		{[]string{"auth0|ann"}, "auth0|ann"}, {[]string{`CORP\ann`}, `CORP\ann`}, {[]string{`\|`}, `\|`}, {[]string{"|"}, "|"}, {[]string{`a\`}, `a\`},
 	} {
-		if r := limit.Key(row.parts...); r.key != row.want || r.err != nil || StoredKey(row.parts...) != row.want {
+		if r := limit.Key(row.parts...); r.key != row.want || r.err != nil || keytext.Join(row.parts...) != row.want {
 			t.Errorf("%q: %q, %v, want %q", row.parts, r.key, r.err, row.want)
 		}
 	}
@@ -74,8 +75,8 @@ func FuzzKey(f *testing.F) {
 		f.Add(s, s+"|"+s)
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
-		if StoredKey(a) != a {
-			t.Fatalf("%q is stored as %q", a, StoredKey(a))
+		if keytext.Join(a) != a {
+			t.Fatalf("%q is stored as %q", a, keytext.Join(a))
 		}
 		of := map[string][]string{}
 		for _, s := range []string{a, b} {
@@ -83,7 +84,7 @@ func FuzzKey(f *testing.F) {
 			if len(parts) < 2 {
 				continue
 			}
-			stored := StoredKey(parts...)
+			stored := keytext.Join(parts...)
 			if other, there := of[stored]; there && !slices.Equal(parts, other) {
 				t.Fatalf("%q and %q are both stored as %q", parts, other, stored)
 			}
@@ -93,8 +94,8 @@ func FuzzKey(f *testing.F) {
 			}
 		}
 		for _, s := range []string{a, b} { // any text: its parts are stored so
-			if parts := keyParts(s); StoredKey(parts...) != s {
-				t.Fatalf("%q has the parts %q, which are stored as %q", s, parts, StoredKey(parts...))
+			if parts := keyParts(s); keytext.Join(parts...) != s {
+				t.Fatalf("%q has the parts %q, which are stored as %q", s, parts, keytext.Join(parts...))
 			}
 		}
 	})

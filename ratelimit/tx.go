@@ -221,7 +221,7 @@ func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error,
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was
 // committed.
-func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed Attempt), run func() (committing bool, err error)) error {
+func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, attempt int, err error), run func() (committing bool, err error)) error {
 	gaveUp := func(attempts int, err error) error { return fmt.Errorf("ratelimit: %w", exhausted(attempts, err)) }
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
@@ -241,7 +241,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 			return gaveUp(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), inner{err}))
 		}
 		if onRetry != nil {
-			onRetry(ctx, Attempt{attempt, err})
+			onRetry(ctx, attempt, err)
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
+	"github.com/txlimit/txlimit/internal/keytext"
 	"github.com/txlimit/txlimit/internal/pin"
-	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // config is how to connect.
@@ -193,7 +193,7 @@ func (a *app) withParts(args []string) []string {
 	if len(a.parts) == 0 {
 		return args
 	}
-	return append(slices.Clone(args), ratelimit.StoredKey(a.parts...))
+	return append(slices.Clone(args), keytext.Join(a.parts...))
 }
 
 // partFlag adds --part.

@@ -96,7 +96,7 @@ func (t *trial) raceCalls(step string, calls int, places []*place, call func(i i
 	y := &t.tally
 	if y.places == nil {
 		y.places = places
-		t.limiter.OnRetry = func(_ context.Context, failed ratelimit.Attempt) { y.conflicts.Add(1); y.note(&y.conflict, failed.Err) }
+		t.limiter.OnRetry = func(_ context.Context, _ int, failed error) { y.conflicts.Add(1); y.note(&y.conflict, failed) }
 	}
 	goroutines := t.s.goroutines
 	if t.way.coalesced {
@@ -365,7 +365,7 @@ func keepRate(t *trial, keys int) {
 	const rate, capacity = 10, 10 // a second
 	t.unmodelled, t.step = true, "calls for more than there is"
 	y := &t.tally
-	t.limiter = &ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) { y.conflicts.Add(1); y.note(&y.conflict, failed.Err) }}
+	t.limiter = &ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, failed error) { y.conflicts.Add(1); y.note(&y.conflict, failed) }}
 	limit := ratelimit.TokenBucket(t.name("rate"), rate, time.Second, ratelimit.Capacity(capacity))
 	var places []*place
 	for i := range keys {

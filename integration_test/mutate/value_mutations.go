@@ -27,16 +27,16 @@ var valueMutations = []mutation{
 		old: "len(all) > maxDefinitions; i--", new: "false; i--",
 		tests: "TestSoManyDefinitionsAreRemembered",
 	}, {
-		name: "keys-collide", file: "ratelimit/request.go", what: "a part of a key that contains a bar can make the key of another user",
+		name: "keys-collide", file: "internal/keytext/keytext.go", what: "a part of a key that contains a bar can make the key of another user",
 		old: "escaped[i] = escape.Replace(part)", new: "escaped[i] = part",
 		tests: "TestKeysOfSeveralParts",
 	}, {
-		name: "keys-one-part", file: "ratelimit/request.go", what: "a key of one part is escaped, so SQL by hand, the tool and the page mean another row",
+		name: "keys-one-part", file: "internal/keytext/keytext.go", what: "a key of one part is escaped, so SQL by hand, the tool and the page mean another row",
 		old: "	if len(parts) == 1 {\n		return parts[0]\n	}\n", new: "",
 		tests: "TestKeysOfSeveralParts|TestKeysAreStoredAsWritten",
 	}, {
 		name: "keys-by-part", file: "cmd/txlimit/database.go", what: "the tool joins parts without escaping them",
-		old: "ratelimit.StoredKey(a.parts...)", new: "strings.Join(a.parts, \"|\") + ratelimit.StoredKey(\"\")",
+		old: "keytext.Join(a.parts...)", new: "strings.Join(a.parts, \"|\") + keytext.Join(\"\")",
 		tests: "TestKeysAreStoredAsWritten",
 	}, {
 		name: "confined-count", file: "docs/security.md", what: "a role that only consumes may ask for 0 tokens, which costs nothing",
@@ -348,7 +348,7 @@ var valueMutations = []mutation{
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "option-elsewhere", file: "ratelimit/limit.go", what: "an option sets what it has no meaning for",
-		old: "		case !slices.Contains(allowed, o.option().name):", new: "		case false:",
+		old: "!slices.Contains(allowed, o.option().name):", new: "!slices.Contains(allowed, o.option().name) && false:",
 		tests: "TestWith",
 	}, {
 		name: "option-of-retry", file: "ratelimit/tx.go", what: "Retry passes over the level of a transaction that it does not begin",

@@ -89,8 +89,8 @@ func (m *Metrics) Observe(ctx context.Context, d ratelimit.Decision) {
 }
 
 // Retry is for [ratelimit.Limiter.OnRetry].
-func (m *Metrics) Retry(ctx context.Context, failed ratelimit.Attempt) {
-	m.retries.Add(ctx, 1, metric.WithAttributes(errorType(failed.Err)))
+func (m *Metrics) Retry(ctx context.Context, _ int, err error) {
+	m.retries.Add(ctx, 1, metric.WithAttributes(errorType(err)))
 }
 
 // Batch is for OnBatch of a [ratelimit.Coalescer].

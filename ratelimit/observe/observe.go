@@ -66,13 +66,12 @@ func sqlState(err error) string {
 	return ""
 }
 
-// Join makes one hook of several, for [ratelimit.Limiter.Observer] or [ratelimit.Limiter.OnRetry]. It calls them in order, and passes over
-// nil.
-func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.Context, event T) {
-	return func(ctx context.Context, event T) {
-		for _, hook := range hooks {
-			if hook != nil {
-				hook(ctx, event)
+// Join makes one [ratelimit.Limiter.Observer] of several. It calls them in order, and passes over nil.
+func Join(observers ...func(ctx context.Context, d ratelimit.Decision)) func(ctx context.Context, d ratelimit.Decision) {
+	return func(ctx context.Context, d ratelimit.Decision) {
+		for _, observe := range observers {
+			if observe != nil {
+				observe(ctx, d)
 			}
 		}
 	}
