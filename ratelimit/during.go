@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inflight"
 )
 
 // verbDuring is for texts of errors: observers see its hold, settle and release.
@@ -49,61 +50,106 @@ func (l *Limiter) During(
 	ctx context.Context, db DB, id string, ttl time.Duration,
 	fn func(ctx context.Context, held Held) (used []Request, err error), requests ...Request,
 ) error {
+	if fn == nil {
+		return invalidCall(requests, "the function is nil")
+	}
+	_, err := l.during(ctx, db, id, ttl, fn, nil, requests)
+	return err
+}
+
+// inFlight is what a middleware runs while it holds.
+type inFlight = inflight.Work[Request, Held]
+
+// inFlightTTL is how long the slots of a server that died stay taken.
+const inFlightTTL = time.Minute
+
+func init() {
+	inflight.Slots = func(requests []Request) bool {
+		return slices.ContainsFunc(requests, func(r Request) bool { return r.limit.slots })
+	}
+	inflight.During = func(ctx context.Context, l *Limiter, db DB, w inFlight, requests ...Request) (Result, error) {
+		return l.during(ctx, db, w.ID, inFlightTTL, func(ctx context.Context, held Held) ([]Request, error) {
+			w.Serve(ctx, held)
+			return w.Used(), nil
+		}, &w, requests)
+	}
+}
+
+// during is During, or the work w of a middleware. The result is that of the Hold.
+func (l *Limiter) during(
+	ctx context.Context, db DB, id string, ttl time.Duration,
+	fn func(ctx context.Context, held Held) (used []Request, err error), w *inFlight, requests []Request,
+) (Result, error) {
+	unasked := unanswered(verbHold, requests)
 	if !l.life.enter() {
-		return limiterClosed(verbDuring, requests)
+		return unasked, limiterClosed(verbDuring, requests)
 	}
 	defer l.life.leave()
 	db, err := poolFor(ctx, db, requests)
 	switch {
 	case err != nil:
-		return err
-	case fn == nil:
-		return invalidCall(requests, "the function is nil")
+		return unasked, err
 	case ttl == NoEnd:
-		return invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
+		return unasked, invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
 	case ttl < minTTL || ttl > maxTTL:
-		return invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
+		return unasked, invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
 	}
-	if err := l.refusedUnsent(ctx, db, id, ttl, requests); err != nil {
-		return err
+	if result, err := l.refusedUnsent(ctx, db, id, ttl, requests); err != nil {
+		return result, err
 	}
-	lease, err := l.renewals.enter(ctx, l, db, ttl)
+	deciding := ctx
+	if w != nil {
+		var cancel context.CancelFunc
+		deciding, cancel = context.WithTimeout(ctx, w.Within)
+		defer cancel()
+	}
+	lease, err := l.renewals.enter(deciding, l, db, ttl)
 	if err != nil {
-		return explainCall(verbDuring, requests, err)
+		return unasked, explainCall(verbDuring, requests, err)
 	}
 	defer lease.end()
 
 	var held Held
-	err = l.Retry(ctx, func(ctx context.Context) (err error) {
-		held, err = l.Hold(ctx, db, id, ttl, requests...)
+	var result Result
+	err = l.Retry(deciding, func(ctx context.Context) (err error) {
+		held, result, err = l.hold(ctx, db, id, ttl, requests)
 		return err
 	})
-	d := &during{l: l, ctx: context.WithoutCancel(ctx), db: db, token: held.Token, held: sumsOf(requests)}
-	if err != nil {
-		if held.Token != "" { // it may be held
-			_ = d.release(zero(d.held))
+	d := &during{l: l, ctx: context.WithoutCancel(ctx), db: db, token: held.Token, held: sumsOf(requests), w: w}
+	switch {
+	case err == nil:
+		if err = d.run(ctx, lease, held.sentAt, ttl, held, fn); err != nil {
+			return unasked, err
 		}
-		return err
+		return result, nil
+	case held.Token == "":
+	case w != nil && l.life.enter(): // it may be held; the client need not wait for the end
+		go func() {
+			defer l.life.leave()
+			_ = d.release(zero(d.held))
+		}()
+	default:
+		_ = d.release(zero(d.held))
 	}
-	return d.run(ctx, lease, held.sentAt, ttl, held, fn)
+	return result, err
 }
 
 // refusedUnsent is the error of a Hold that needs no database, or nil. Hold itself comes after the connection that extends it, for which a *sql.DB may ask
 // the server.
-func (l *Limiter) refusedUnsent(ctx context.Context, db DB, id string, ttl time.Duration, requests []Request) error {
+func (l *Limiter) refusedUnsent(ctx context.Context, db DB, id string, ttl time.Duration, requests []Request) (Result, error) {
 	began := time.Now()
 	c, err := l.callOn(ctx, db, verbHold, about{hold: &holding{id: id, ttl: ttl}}, requests)
 	result := unanswered(verbHold, c.requests)
 	if err == nil {
 		a := c.byPolicy()
 		if a == nil {
-			return nil
+			return result, nil
 		}
 		c.fill(&result, a)
 		result, err = c.conclude(result, nil)
 	}
 	l.observe(ctx, verbHold, time.Since(began), result, err)
-	return err
+	return result, err
 }
 
 // poolFor is the pool on which During works.
@@ -130,6 +176,7 @@ type during struct {
 	db    DB
 	token string
 	held  []Request // one for each limit and key, with the count that was held
+	w     *inFlight // nil: a During of the caller's
 }
 
 // run calls fn, and ends the hold.
@@ -138,6 +185,7 @@ func (d *during) run(
 	fn func(ctx context.Context, held Held) (used []Request, err error),
 ) error {
 	lease.limits = limitsOf(d.held)
+	lease.keeps = d.w != nil && d.w.Keeps
 	ctx = lease.begin(ctx, d.rows(), sent, ttl)
 	if f := d.l.life; f != nil {
 		defer context.AfterFunc(f.over, func() { lease.cancel(limiterClosed(verbDuring, d.held)) })()
@@ -151,7 +199,12 @@ func (d *during) run(
 	}
 	returned := false
 	defer func() {
-		if !returned { // a panic, or runtime.Goexit: the caller is on its way up
+		switch {
+		case returned:
+		case d.w != nil:
+			all, wrong := d.used(d.w.Used())
+			d.w.Ended(joined(wrong, d.release(all)))
+		default: // a panic, or runtime.Goexit: the caller is on its way up
 			_ = d.release(d.held)
 		}
 	}()
@@ -159,6 +212,13 @@ func (d *during) run(
 	returned = true
 	lost := context.Cause(ctx)
 	all, wrong := d.used(used)
+	if d.w != nil {
+		if !errors.Is(lost, ErrHoldLost) {
+			lost = nil
+		}
+		d.w.Ended(joined(lost, wrong, d.release(all)))
+		return nil
+	}
 	if err != nil {
 		if !errors.Is(lost, ErrHoldLost) || errors.Is(err, ErrHoldLost) {
 			lost = nil
@@ -269,7 +329,11 @@ func (d *during) release(used []Request) error {
 
 // try tries again for a while. What was settled or released stays so, when it is tried again.
 func (d *during) try(end func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(d.ctx, settleTimeout)
+	within := settleTimeout
+	if d.w != nil {
+		within = d.w.Within
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, within)
 	defer cancel()
 	for attempt := 1; ; attempt++ {
 		err := end(ctx)

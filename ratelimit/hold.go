@@ -67,13 +67,18 @@ const NoEnd time.Duration = math.MinInt64
 // That also ends a Hold that is still on its way, which is [ErrHoldLost] then. A [Coalescer] sends it to its Pool, alone. The
 // database in memory of package ratelimittest has no holds.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
+	held, _, err := l.hold(ctx, db, id, ttl, requests)
+	return held, err
+}
+
+func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration, requests []Request) (Held, Result, error) {
 	h := &holding{id: id, ttl: ttl}
 	if ttl != NoEnd {
 		h.uuid = newUUID()
 	}
 	result, err := l.do(ctx, db, verbHold, about{hold: h}, requests)
 	if err != nil && !errors.Is(err, ErrUnknownOutcome) {
-		return Held{}, err
+		return Held{}, result, err
 	}
 	held := Held{
 		At: result.At, Repeated: result.Repeated, Remaining: result.Remaining, ResetAt: result.ResetAt, Requests: result.Requests,
@@ -85,7 +90,7 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 			held.Expires = result.held.until.Time()
 		}
 	}
-	return held, err
+	return held, result, err
 }
 
 // Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of [Limiter.Refund] ([Status.Refunded]), and more is charged

@@ -4,6 +4,7 @@ package outcome
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inflight"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -41,15 +43,71 @@ func Consume(ctx context.Context, timeout time.Duration, limiter *ratelimit.Limi
 	return result, err
 }
 
+// Work is what runs while it holds: see package inflight.
+type Work = inflight.Work[ratelimit.Request, ratelimit.Held]
+
+var (
+	slots  = inflight.Slots.(func([]ratelimit.Request) bool)
+	during = inflight.During.(func(context.Context, *ratelimit.Limiter, ratelimit.DB, Work, ...ratelimit.Request) (ratelimit.Result, error))
+)
+
+// Slots reports whether one of the requests asks for slots: then they are held by Hold, and not consumed.
+func Slots(requests []ratelimit.Request) bool { return slots(requests) }
+
+// Hold holds while w.Serve runs. Its error is that of the hold: then nothing was served.
+func Hold(ctx context.Context, kind string, limiter *ratelimit.Limiter, db ratelimit.DB, w Work, requests []ratelimit.Request) (ratelimit.Result, error) {
+	w.ID = kind + "/" + rand.Text()
+	return during(ctx, limiter, db, w, requests...)
+}
+
+// Held is the Result of a Hold.
+func Held(h ratelimit.Held) ratelimit.Result {
+	return ratelimit.Result{OK: true, At: h.At, Remaining: h.Remaining, ResetAt: h.ResetAt, Requests: h.Requests}
+}
+
+// Unanswered is a Result without the answer.
+func Unanswered(r ratelimit.Result) ratelimit.Result {
+	var asked ratelimit.Result
+	for _, s := range r.Requests {
+		asked.Requests = append(asked.Requests, ratelimit.Status{Limit: s.Limit, Key: s.Key, Count: s.Count})
+	}
+	return asked
+}
+
+// OfSlots reports whether a limit is of slots.
+func OfSlots(l ratelimit.Limit) bool { return l.Config().Kind == "slots" }
+
+// RetryAt is when a denied call may be tried again, as far as that is known: nobody knows when the work of others ends. It is zero if
+// slots alone denied it. never reports whether waiting does not help.
+func RetryAt(denied *ratelimit.DeniedError) (at time.Time, never bool) {
+	full := false
+	for _, s := range denied.Requests {
+		switch {
+		case s.OK:
+		case OfSlots(s.Limit):
+			full = true
+		case s.RetryAt.IsZero():
+			never = true
+		case s.RetryAt.After(at):
+			at = s.RetryAt
+		}
+	}
+	if !full || denied.Reason != ratelimit.ReasonQuota {
+		return denied.RetryAt, denied.RetryAt.IsZero()
+	}
+	return at, never
+}
+
 // Status is the HTTP status for Consume's error, or 0 for a grant. An error that it does not know is 503.
 func Status(err error) int {
 	var denied *ratelimit.DeniedError
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &denied) && denied.RetryAt.IsZero():
-		return http.StatusForbidden
-	case denied != nil:
+	case errors.As(err, &denied):
+		if _, never := RetryAt(denied); never {
+			return http.StatusForbidden
+		}
 		return http.StatusTooManyRequests
 	case errors.Is(err, ratelimit.ErrExceedsCapacity), Uncountable(err):
 		return http.StatusBadRequest

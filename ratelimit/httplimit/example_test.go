@@ -23,11 +23,13 @@ var (
 	}
 	perSite   = ratelimit.TokenBucket("perSite", 10_000, time.Second, ratelimit.Shards(4))
 	llmTokens = ratelimit.TokenBucket("llmTokens", 100_000, time.Minute)
+	inFlight  = ratelimit.Slots("inFlight", 4)
 
 	failedLogins    = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute, ratelimit.Capacity(20))
 	failedByAccount = ratelimit.TokenBucket("failedByAccount", 100, 24*time.Hour)
 	failedByAddress = ratelimit.TokenBucket("failedByAddress", 100, time.Hour)
 
+	render   func(w http.ResponseWriter, r *http.Request)
 	askModel func(r *http.Request) (answer string, used float64)
 )
 
@@ -73,6 +75,19 @@ func ExampleMiddleware_failed() {
 		http.Error(w, "wrong password", http.StatusUnauthorized)
 	})
 	mux.Handle("POST /login", addresses.Handler(http.MaxBytesHandler(accounts.Handler(login), 64<<10)))
+}
+
+// At most four requests of a customer run at once. Each takes a token of the customer's plan, too.
+func ExampleMiddleware_slots() {
+	renders := httplimit.Middleware{
+		Limiter: &limits,
+		DB:      coalescer,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			user, plan, _ := r.BasicAuth()
+			return []ratelimit.Request{plans[plan].Key(user), inFlight.Key(user)}, nil
+		},
+	}
+	mux.Handle("POST /render", renders.Handler(http.HandlerFunc(render)))
 }
 
 // The model says in its response how many tokens it has used. The estimate is corrected then.

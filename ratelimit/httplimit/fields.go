@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/internal/outcome"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -158,12 +159,16 @@ func limitItem(result ratelimit.Result, s ratelimit.Status) string {
 }
 
 // reset is the time until a request has more tokens. In a denial, requests that were not denied have no reset. Neither has a
-// limit with a rate of 0.
+// limit with a rate of 0, nor slots, which are free when the work of others ends.
 func reset(result ratelimit.Result, s ratelimit.Status) (t time.Duration, ok bool) {
+	at, known := s.ResetAt, result.OK
 	if !s.OK {
-		return s.RetryAt.Sub(result.At), !s.RetryAt.IsZero()
+		at, known = s.RetryAt, !outcome.OfSlots(s.Limit)
 	}
-	return s.ResetAt.Sub(result.At), result.OK && !s.ResetAt.IsZero()
+	if !known || at.IsZero() {
+		return 0, false
+	}
+	return at.Sub(result.At), true
 }
 
 // partition is the parameter pk, or empty.
@@ -178,14 +183,18 @@ func (m Middleware) partition(s ratelimit.Status) string {
 
 // setLegacyFields describes the most restrictive limit that was asked.
 func setLegacyFields(header http.Header, result ratelimit.Result, asked []ratelimit.Status) {
+	wait := func(s ratelimit.Status) time.Duration {
+		t, _ := reset(result, s)
+		return t
+	}
 	tightest := slices.MinFunc(asked, func(a, b ratelimit.Status) int {
-		if c := b.RetryAt.Compare(a.RetryAt); c != 0 && !result.OK {
+		if c := cmp.Compare(wait(b), wait(a)); c != 0 && !result.OK {
 			return c
 		}
 		return cmp.Compare(a.Remaining, b.Remaining)
 	})
 	values := map[string]int64{legacyLimit: tokens(tightest.Limit.Capacity()), legacyRemaining: tokens(tightest.Remaining)}
-	if t, ok := reset(result, tightest); ok || result.OK { // else it never has more, or a hidden limit has denied the request: 0 would say now
+	if t, ok := reset(result, tightest); ok || result.OK && !outcome.OfSlots(tightest.Limit) { // else it never has more, nobody knows when, or a hidden limit has denied the request: 0 would say now
 		values[legacyReset] = seconds(t)
 	}
 	if around, err := strconv.ParseInt(header.Get(legacyRemaining), 10, 64); err == nil && result.OK && around < values[legacyRemaining] {

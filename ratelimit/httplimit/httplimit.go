@@ -65,7 +65,7 @@ var ErrNotLimited = errors.New("httplimit: the request is not limited")
 // Middleware limits requests. Limiter, DB and Requests are required; the other fields have defaults. It fails closed: a
 // request that cannot be counted is refused. The handler of a refused request is not called. The status of the answer is
 //
-//   - 429 if the request is denied, with Retry-After;
+//   - 429 if the request is denied, with Retry-After unless slots alone denied it;
 //   - 403 if it is denied and waiting does not help: the rate of a limit is 0, as of a plan that does not include it, or a block
 //     has no end. There is no Retry-After (see [ratelimit.DeniedError]);
 //   - 400 if the request can never be granted ([ratelimit.ErrExceedsCapacity]), or if its key or count, which came from the
@@ -89,6 +89,9 @@ type Middleware struct {
 	// Several limits are granted all together or not at all. Required. It is called by many goroutines. For a request that
 	// is not limited, it returns [ErrNotLimited]. No requests and no error is a mistake, answered with 500. [By] makes it for
 	// one limit; [ClientIP], [APIKey] and [Cost] help to write it.
+	//
+	// If one of the limits is of [ratelimit.Slots], all are held while the handler runs, as by [ratelimit.Limiter.During], with an id of the
+	// middleware's own and a ttl of a minute: at most n requests are in flight. The request's context also ends when the hold is lost.
 	Requests func(r *http.Request) ([]ratelimit.Request, error)
 
 	// Failed makes this a limit on failures. It reports whether an answer with this status is a failure; after all other
@@ -175,11 +178,11 @@ type Decision struct {
 	// it has no requests.
 	Result ratelimit.Result
 
-	// Err is nil for a granted request.
+	// Err is nil for a granted request. After the handler, it matches [ratelimit.ErrHoldLost] if its slots may have been another's.
 	Err error
 
 	// Status is the status with which a request that was not granted is refused. It is 0 for a grant. It is also 0, with
-	// Err set, if tokens could not be refunded or charged after the handler (Failed, Settle).
+	// Err set, if tokens could not be refunded or charged after the handler (Failed, Settle), or slots not be freed.
 	Status int
 
 	// Passed says that the handler is called: after a grant, or by ObserveOnly or FailOpen.
@@ -205,23 +208,64 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 		outcome.Watch(m.DB)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		requests, d, limited := m.decide(r)
-		if limited {
-			m.announce(w.Header(), d)
-			m.observe(r, d)
-		}
-		granted := limited && d.Status == 0
+		requests, err := m.requests(r)
 		switch {
-		case limited && !d.Passed:
-			m.refuse(w, r, d)
-		case granted && (m.Failed != nil || m.Settle):
-			m.serve(w, r, next, &costs{requests: requests, result: d.Result, byLimit: map[string]float64{}})
-		case m.Settle:
-			m.serve(w, r, next, &costs{}) // nothing was taken
+		case errors.Is(err, ErrNotLimited):
+			m.pass(w, r, next, nil)
+		case err == nil && outcome.Slots(requests):
+			m.inFlight(w, r, next, requests)
 		default:
-			next.ServeHTTP(w, r)
+			m.answer(w, r, next, newCosts(requests), m.decide(r, requests, err))
 		}
 	})
+}
+
+// answer announces a decision, and follows it.
+func (m Middleware) answer(w http.ResponseWriter, r *http.Request, next http.Handler, c *costs, d Decision) {
+	m.announce(w.Header(), d)
+	m.observe(r, d)
+	switch {
+	case !d.Passed:
+		m.refuse(w, r, d)
+	case d.Status == 0:
+		c.result = d.Result
+		m.pass(w, r, next, c)
+	default:
+		m.pass(w, r, next, nil)
+	}
+}
+
+// pass calls the handler. Without costs, nothing was taken.
+func (m Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, c *costs) {
+	switch {
+	case c == nil && m.Settle:
+		m.serve(w, r, next, &costs{})
+	case c == nil || m.Failed == nil && !m.Settle:
+		next.ServeHTTP(w, r)
+	default:
+		m.serve(w, r, next, c)
+	}
+}
+
+// inFlight holds what a request asks for while its handler runs.
+func (m Middleware) inFlight(w http.ResponseWriter, r *http.Request, next http.Handler, requests []ratelimit.Request) {
+	c := newCosts(requests)
+	c.held = true
+	result, err := outcome.Hold(r.Context(), "http", m.Limiter, m.DB, outcome.Work{
+		Within: m.timeout(), Keeps: m.FailOpen,
+		Serve: func(ctx context.Context, held ratelimit.Held) {
+			m.answer(w, r.WithContext(ctx), next, c, m.decided(r, outcome.Held(held), nil))
+		},
+		Used: func() []ratelimit.Request { return c.used },
+		Ended: func(err error) {
+			if err != nil {
+				m.observe(r, Decision{Result: outcome.Unanswered(c.result), Err: err, Passed: true})
+			}
+		},
+	}, requests)
+	if err != nil {
+		m.answer(w, r, next, newCosts(requests), m.decided(r, result, err))
+	}
 }
 
 // wrong says why the middleware cannot work, or is empty.
@@ -251,24 +295,28 @@ func (m Middleware) hides(limit ratelimit.Limit) bool {
 	return slices.ContainsFunc(m.Hidden, func(hidden ratelimit.Limit) bool { return hidden.Name() == limit.Name() })
 }
 
-// decide asks the limiter, unless the request is not limited.
-func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Decision, limited bool) {
-	requests, d.Err = m.requests(r)
-	if errors.Is(d.Err, ErrNotLimited) {
-		return nil, Decision{}, false
+// decide asks the limiter, unless Requests has returned an error.
+func (m Middleware) decide(r *http.Request, requests []ratelimit.Request, err error) Decision {
+	if err != nil {
+		return m.final(r, Decision{Err: err, Status: statusOf(err)})
 	}
-	if d.Err != nil {
-		d.Status = statusOf(d.Err)
-	} else {
-		d.Result, d.Err = outcome.Consume(r.Context(), m.timeout(), m.Limiter, m.DB, requests)
-		d.Status = outcome.Status(d.Err)
-		d.FailedOpen = m.FailOpen && d.Status == http.StatusServiceUnavailable && outcome.Unreachable(m.DB, d.Err)
-	}
+	result, err := outcome.Consume(r.Context(), m.timeout(), m.Limiter, m.DB, requests)
+	return m.decided(r, result, err)
+}
+
+// decided is the decision by the answer of the limiter.
+func (m Middleware) decided(r *http.Request, result ratelimit.Result, err error) Decision {
+	d := Decision{Result: result, Err: err, Status: outcome.Status(err)}
+	d.FailedOpen = m.FailOpen && d.Status == http.StatusServiceUnavailable && outcome.Unreachable(m.DB, err)
+	return m.final(r, d)
+}
+
+func (m Middleware) final(r *http.Request, d Decision) Decision {
 	if d.Status >= 500 && errors.Is(r.Context().Err(), context.Canceled) {
 		d.Status, d.FailedOpen = statusClientClosedRequest, false // not a failure of the database
 	}
 	d.Passed = d.Status == 0 || d.FailedOpen || m.ObserveOnly
-	return requests, d, true
+	return d
 }
 
 func (m Middleware) requests(r *http.Request) ([]ratelimit.Request, error) {

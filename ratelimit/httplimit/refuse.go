@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/txlimit/txlimit/internal/outcome"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -44,8 +45,12 @@ type problem struct {
 
 // refuse answers a request that does not pass.
 func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
-	if d.Status == http.StatusTooManyRequests {
-		w.Header().Set(fieldRetry, m.retryAfter(r, d.Result))
+	if denied := (*ratelimit.DeniedError)(nil); errors.As(d.Err, &denied) {
+		result := d.Result
+		if result.RetryAt, _ = outcome.RetryAt(denied); !result.RetryAt.IsZero() {
+			result.RetryAfter = result.RetryAt.Sub(result.At)
+			w.Header().Set(fieldRetry, m.retryAfter(r, result))
+		}
 	}
 	if m.Refused != nil {
 		m.Refused(w, r, d)
@@ -67,7 +72,7 @@ func (m Middleware) problemOf(d Decision) problem {
 	var chosen *StatusError
 	switch {
 	case errors.As(d.Err, &exceeded):
-		if p.Type, p.Title = quotaExceededType, quotaExceededTitle; exceeded.RetryAt.IsZero() {
+		if p.Type, p.Title = quotaExceededType, quotaExceededTitle; d.Status == http.StatusForbidden {
 			p.Type, p.Title, p.Detail = "about:blank", http.StatusText(d.Status), "The quota is 0, or the client is blocked."
 		}
 		for _, s := range exceeded.Requests {

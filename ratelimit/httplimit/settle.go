@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/outcome"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -20,13 +21,15 @@ import (
 // the request's context. SetCost sends nothing to the database, and is safe for concurrent use.
 //
 // If nothing was taken ([ErrNotLimited], FailOpen, ObserveOnly), SetCost does nothing and returns nil. It returns
-// [ratelimit.ErrInvalid], and changes nothing, if the cost is not a number of tokens, if the request did not ask for the
-// limit, if the handler has returned, or if no Middleware with Settle is around it.
+// [ratelimit.ErrInvalid], and changes nothing, if the cost is not a number of tokens, if the limit is of slots, if the request
+// did not ask for it, if the handler has returned, or if no Middleware with Settle is around it.
 func SetCost(ctx context.Context, limit ratelimit.Limit, cost float64) error {
 	err := errors.New("no Middleware with Settle is around the handler")
 	c, _ := ctx.Value(costsKey{}).(*costs)
 	if !(cost >= 0 && cost <= algebra.MaxTokens) {
 		c, err = nil, fmt.Errorf("%v is not between 0 and %v", cost, algebra.MaxTokens)
+	} else if outcome.OfSlots(limit) {
+		c, err = nil, errors.New("slots come back, whatever the request costs")
 	}
 	nothingTaken := false
 	for ; c != nil; c = c.outer {
@@ -49,10 +52,16 @@ type costs struct {
 	outer    *costs              // of a Middleware around this one
 	requests []ratelimit.Request // that were granted; nil: nothing was taken
 	result   ratelimit.Result    // of the grant
+	held     bool                // until the handler has returned
+	used     []ratelimit.Request // of what was held
 
 	mu       sync.Mutex
 	byLimit  map[string]float64 // by the limit's name
 	returned bool               // the handler has
+}
+
+func newCosts(requests []ratelimit.Request) *costs {
+	return &costs{requests: requests, byLimit: map[string]float64{}}
 }
 
 func (c *costs) set(limit string, cost float64) error {
@@ -89,6 +98,8 @@ func (c *costs) end(free bool) (charge, refund []ratelimit.Request) {
 		}
 		switch more := cost - count; {
 		case !first || !set:
+		case c.held:
+			c.used = append(c.used, c.requests[i].Count(cost))
 		case more >= algebra.MinTokens:
 			charge = append(charge, c.requests[i].Count(more))
 		case -more >= algebra.MinTokens:

@@ -11,15 +11,15 @@ import (
 // WrapUnary implements [connect.Interceptor]. It panics if the Interceptor cannot work.
 func (i Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	i.check()
-	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+	return func(ctx context.Context, request connect.AnyRequest) (answer connect.AnyResponse, err error) {
 		if request.Spec().IsClient {
 			return next(ctx, request)
 		}
 		call := Call{Method: request.Spec().Procedure, Peer: request.Peer().Addr, Header: request.Header(), Message: request.Any()}
-		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {
+		if refusal := i.around(ctx, call, func(ctx context.Context) { answer, err = next(ctx, request) }); refusal != nil {
 			return nil, connectError(refusal)
 		}
-		return next(ctx, request)
+		return answer, err
 	}
 }
 
@@ -31,15 +31,18 @@ func (i Interceptor) WrapStreamingClient(next connect.StreamingClientFunc) conne
 // WrapStreamingHandler implements [connect.Interceptor]. It panics if the Interceptor cannot work.
 func (i Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	i.check()
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
 		call := Call{Method: conn.Spec().Procedure, Peer: conn.Peer().Addr, Header: conn.RequestHeader()}
-		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {
+		refusal := i.around(ctx, call, func(ctx context.Context) {
+			if i.Messages != nil {
+				conn = &connectStream{StreamingHandlerConn: conn, ctx: ctx, limit: i, call: call}
+			}
+			err = next(ctx, conn)
+		})
+		if refusal != nil {
 			return connectError(refusal)
 		}
-		if i.Messages != nil {
-			conn = &connectStream{StreamingHandlerConn: conn, ctx: ctx, limit: i, call: call}
-		}
-		return next(ctx, conn)
+		return err
 	}
 }
 
@@ -60,8 +63,7 @@ func (s *connectStream) Receive(message any) error {
 	if err := s.StreamingHandlerConn.Receive(message); err != nil {
 		return err
 	}
-	s.call.Message = message
-	if refusal := s.limit.decide(s.ctx, s.limit.Messages, s.call); refusal != nil {
+	if refusal := s.limit.message(s.ctx, s.call, message); refusal != nil {
 		s.refused = connectError(refusal)
 	}
 	return s.refused

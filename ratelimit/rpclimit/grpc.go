@@ -12,26 +12,27 @@ import (
 // UnaryServer is for gRPC: grpc.ChainUnaryInterceptor(limit.UnaryServer()). It panics if the Interceptor cannot work.
 func (i Interceptor) UnaryServer() grpc.UnaryServerInterceptor {
 	i.check()
-	return func(ctx context.Context, message any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		if refusal := i.decide(ctx, i.Requests, grpcCall(ctx, info.FullMethod, message)); refusal != nil {
+	return func(ctx context.Context, message any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
+		refusal := i.around(ctx, grpcCall(ctx, info.FullMethod, message), func(ctx context.Context) { answer, err = handler(ctx, message) })
+		if refusal != nil {
 			return nil, refusal.Err()
 		}
-		return handler(ctx, message)
+		return answer, err
 	}
 }
 
 // StreamServer is for gRPC: grpc.ChainStreamInterceptor(limit.StreamServer()). It panics if the Interceptor cannot work.
 func (i Interceptor) StreamServer() grpc.StreamServerInterceptor {
 	i.check()
-	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 		call := grpcCall(stream.Context(), info.FullMethod, nil)
-		if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {
+		refusal := i.around(stream.Context(), call, func(ctx context.Context) {
+			err = handler(server, &grpcStream{ServerStream: stream, ctx: ctx, limit: i, call: call})
+		})
+		if refusal != nil {
 			return refusal.Err()
 		}
-		if i.Messages != nil {
-			stream = &grpcStream{ServerStream: stream, limit: i, call: call}
-		}
-		return handler(server, stream)
+		return err
 	}
 }
 
@@ -47,13 +48,17 @@ func grpcCall(ctx context.Context, method string, message any) Call {
 	return call
 }
 
-// grpcStream limits the messages that a stream receives.
+// grpcStream limits the messages that a stream receives, and ends with its hold.
 type grpcStream struct {
 	grpc.ServerStream
+	ctx     context.Context
 	limit   Interceptor
 	call    Call
 	refused error
 }
+
+// Context is the stream's own.
+func (s *grpcStream) Context() context.Context { return s.ctx }
 
 // RecvMsg receives a message, and refuses it if it is denied.
 func (s *grpcStream) RecvMsg(message any) error {
@@ -63,8 +68,7 @@ func (s *grpcStream) RecvMsg(message any) error {
 	if err := s.ServerStream.RecvMsg(message); err != nil {
 		return err
 	}
-	s.call.Message = message
-	if refusal := s.limit.decide(s.Context(), s.limit.Messages, s.call); refusal != nil {
+	if refusal := s.limit.message(s.ctx, s.call, message); refusal != nil {
 		s.refused = refusal.Err()
 	}
 	return s.refused

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -56,6 +57,9 @@ func (i Interceptor) hides(s ratelimit.Status) bool {
 func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 	var quota errdetails.QuotaFailure
 	message := denied.Error() // of all limits that denied
+	if at, never := outcome.RetryAt(denied); !never && at != denied.RetryAt {
+		message = message[:strings.LastIndex(message, "; ")] // when slots are free is not known
+	}
 	for _, s := range denied.Requests {
 		name := s.Limit.Name()
 		if !s.OK && i.hides(s) {
@@ -66,14 +70,19 @@ func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 			continue
 		}
 		violation := &errdetails.QuotaFailure_Violation{QuotaId: name, Description: "The rate limit " + name + " has too few tokens left."}
+		if outcome.OfSlots(s.Limit) {
+			violation.Description = "Too many calls of the limit " + name + " are in flight."
+		}
 		if capacity := s.Limit.Capacity(); !math.IsInf(capacity, 1) { // else it is unlimited, and blocked
 			violation.QuotaValue = int64(capacity)
 		}
 		quota.Violations = append(quota.Violations, violation)
 	}
-	code, details := codes.PermissionDenied, []protoadapt.MessageV1(nil)
-	if !denied.RetryAt.IsZero() {
-		code, details = codes.ResourceExhausted, append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(denied.RetryAfter)})
+	code, details := codes.ResourceExhausted, []protoadapt.MessageV1(nil)
+	if at, never := outcome.RetryAt(denied); never {
+		code = codes.PermissionDenied
+	} else if !at.IsZero() {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(at.Sub(denied.At))})
 	}
 	if len(quota.Violations) > 0 {
 		details = append(details, &quota)

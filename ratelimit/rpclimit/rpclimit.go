@@ -15,7 +15,7 @@
 // # What clients see
 //
 // A denied call fails with ResourceExhausted. Its details are a google.rpc.RetryInfo, whose delay is the time until the same
-// call would be granted, and a google.rpc.QuotaFailure with a violation for each limit that denied. quota_id is the limit's
+// call would be granted (none if slots alone denied it), and a google.rpc.QuotaFailure with a violation for each limit that denied. quota_id is the limit's
 // name, and quota_value its capacity, rounded down. No detail has the key, so subject is empty. The message states what
 // was asked for and what remains.
 //
@@ -80,6 +80,9 @@ type Interceptor struct {
 	// Requests returns the rate limit requests of a call: the limit (by plan, for example), the key and the count. Several
 	// limits are granted all together or not at all. Required. It is called by many goroutines. For a call that is not
 	// limited, it returns [ErrNotLimited]. No requests and no error is a mistake, answered with Internal.
+	//
+	// If one of the limits is of [ratelimit.Slots], all are held while the handler runs, of a stream until it ends. See
+	// [httplimit.Middleware.Requests].
 	Requests func(ctx context.Context, call Call) ([]ratelimit.Request, error)
 
 	// Messages is Requests for each message that a stream receives, in addition to Requests for its opening. A refused
@@ -138,7 +141,8 @@ type Decision struct {
 	// Err is nil for a granted call.
 	Err error
 
-	// Code is the code with which a call that was not granted is refused. It is OK for a grant.
+	// Code is the code with which a call that was not granted is refused. It is OK for a grant, and, with Err set, if slots could not be freed
+	// after the handler, or were lost ([ratelimit.ErrHoldLost]).
 	Code codes.Code
 
 	// Passed says that the handler is called, or gets the message: after a grant, or by ObserveOnly or FailOpen.
@@ -150,21 +154,73 @@ type Decision struct {
 
 type requestsFunc = func(ctx context.Context, call Call) ([]ratelimit.Request, error)
 
-// decide asks the limiter, unless the call is not limited. It returns nil if the call passes.
-func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *status.Status {
-	requests, err := i.requests(ctx, ask, call)
-	if errors.Is(err, ErrNotLimited) {
+// around calls next for a call that passes, while what it asks for is held if there are slots in it. It returns the refusal of one that
+// does not pass, and was not called.
+func (i Interceptor) around(ctx context.Context, call Call, next func(ctx context.Context)) *status.Status {
+	requests, err := i.requests(ctx, i.Requests, call)
+	if err != nil || !outcome.Slots(requests) {
+		refusal := i.decide(ctx, requests, err, call)
+		if refusal == nil {
+			next(ctx)
+		}
+		return refusal
+	}
+	var asked ratelimit.Result
+	result, err := outcome.Hold(ctx, "rpc", i.Limiter, i.DB, outcome.Work{
+		Within: i.timeout(), Keeps: i.FailOpen,
+		Serve: func(ctx context.Context, held ratelimit.Held) {
+			asked = outcome.Unanswered(outcome.Held(held))
+			i.answer(ctx, call, outcome.Held(held), nil)
+			next(ctx)
+		},
+		Used: func() []ratelimit.Request { return nil },
+		Ended: func(err error) {
+			if err != nil {
+				i.observe(ctx, call, Decision{Result: asked, Err: err, Passed: true})
+			}
+		},
+	}, requests)
+	if err == nil {
 		return nil
 	}
-	d := Decision{Err: err}
-	var refusal *status.Status
-	if err != nil {
-		refusal = chosen(err)
-	} else {
-		d.Result, d.Err = outcome.Consume(ctx, i.timeout(), i.Limiter, i.DB, requests)
-		refusal = i.refusalOf(d.Result, d.Err)
-		d.FailedOpen = i.FailOpen && refusal.Code() == codes.Unavailable && outcome.Unreachable(i.DB, d.Err)
+	refusal := i.answer(ctx, call, result, err)
+	if refusal == nil {
+		next(ctx)
 	}
+	return refusal
+}
+
+// decide asks the limiter, unless the call is not limited. It returns nil if the call passes.
+func (i Interceptor) decide(ctx context.Context, requests []ratelimit.Request, err error, call Call) *status.Status {
+	switch {
+	case errors.Is(err, ErrNotLimited):
+		return nil
+	case err != nil:
+		return i.final(ctx, call, Decision{Err: err}, chosen(err))
+	}
+	result, err := outcome.Consume(ctx, i.timeout(), i.Limiter, i.DB, requests)
+	return i.answer(ctx, call, result, err)
+}
+
+// message limits one message of a stream.
+func (i Interceptor) message(ctx context.Context, call Call, message any) *status.Status {
+	if i.Messages == nil {
+		return nil
+	}
+	call.Message = message
+	requests, err := i.requests(ctx, i.Messages, call)
+	return i.decide(ctx, requests, err, call)
+}
+
+// answer is the decision by the answer of the limiter.
+func (i Interceptor) answer(ctx context.Context, call Call, result ratelimit.Result, err error) *status.Status {
+	refusal := i.refusalOf(result, err)
+	d := Decision{Result: result, Err: err}
+	d.FailedOpen = i.FailOpen && refusal.Code() == codes.Unavailable && outcome.Unreachable(i.DB, err)
+	return i.final(ctx, call, d, refusal)
+}
+
+func (i Interceptor) final(ctx context.Context, call Call, d Decision, refusal *status.Status) *status.Status {
 	if c := refusal.Code(); ctx.Err() != nil && (c == codes.Unavailable || c == codes.Internal) {
 		refusal, d.FailedOpen = status.FromContextError(ctx.Err()), false // not a failure of the database
 	}
@@ -215,7 +271,7 @@ func (i Interceptor) observe(ctx context.Context, call Call, d Decision) {
 	switch {
 	case i.Observer != nil:
 		i.Observer(ctx, call, d)
-	case d.Code == codes.Unavailable, d.Code == codes.Internal:
+	case d.Code == codes.Unavailable, d.Code == codes.Internal, d.Code == codes.OK && d.Err != nil:
 		log(slog.LevelError, "rpclimit: the rate limit failed")
 	case d.Code == codes.DeadlineExceeded:
 		log(slog.LevelWarn, "rpclimit: the client's deadline was over before the rate limit was decided")
