@@ -639,7 +639,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			r := bucket.Key("a")
 			h.hold("job", time.Minute, r.Count(1000))
 			h.clock.Advance(50 * time.Second)
-			succeeds(h.T, h.limits.Pause(h.Context(), h.db, h.clock.now.Add(20*time.Second), r))
+			succeeds(h.T, second(h.limits.Pause(h.Context(), h.db, 20*time.Second, r)))
 			h.clock.Advance(11 * time.Second)
 			if consumes(h, r) {
 				h.Error("granted in the pause")

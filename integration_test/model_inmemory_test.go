@@ -180,9 +180,9 @@ func (s *sides) pause(verb string, asks []ask) step {
 			requests = append(requests, a.plain().Count(randomTokens(s.r, a.limit.Capacity())))
 		}
 	}
-	until := s.memory.Now().Add(time.Duration(oneOf(s.r, -1e6, 1, s.r.Int64N(1e6), s.r.Int64N(1e8), s.r.Int64N(1e12))) * time.Microsecond)
+	lasts := time.Duration(oneOf(s.r, -1e6, 1, s.r.Int64N(1e6), s.r.Int64N(1e8), s.r.Int64N(1e12))) * time.Microsecond
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
-		err := limiter.Pause(ctx, db, until, requests...)
+		until, err := limiter.Pause(ctx, db, lasts, requests...)
 		if verb == "resume" {
 			err = limiter.Resume(ctx, db, requests...)
 		}

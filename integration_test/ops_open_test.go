@@ -185,7 +185,7 @@ func TestAnOpenedLimiterTakesItsListAlone(t *testing.T) {
 		"several": second(limits.Consume(t.Context(), pool, openedBucket.Key("ann"), forgotten.Key("ann"))),
 		"balance": second(limits.Balance(t.Context(), pool, forgotten.Key("ann"))),
 		"refund":  second(limits.Refund(t.Context(), pool, receipt, forgotten.Key("ann"))),
-		"pause":   limits.Pause(t.Context(), pool, time.Now(), forgotten.Key("bob")),
+		"pause":   second(limits.Pause(t.Context(), pool, time.Minute, forgotten.Key("bob"))),
 		"resume":  limits.Resume(t.Context(), pool, forgotten.Key("bob")),
 		"queue":   second(limits.QueueConsume(t.Context(), &pgx.Batch{}, forgotten.Key("ann"))),
 		"another definition": second(limits.Consume(t.Context(), pool,

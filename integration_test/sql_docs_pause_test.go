@@ -105,8 +105,8 @@ func TestTheRoleThatMayPause(t *testing.T) {
 	for role, want := range map[string]string{app: "42501", client: ""} {
 		pool := asRole(t, owner, role, 2)
 		succeeds(t, second(limiter.Consume(t.Context(), pool, steady(1).Key("bob"))))
-		_, byHand := pool.Exec(t.Context(), "SELECT ratelimit.pause('steady in 1', 'ann', now(), 3, 10, '1 minute', 20), ratelimit.resume('steady in 1', 'ann')")
-		err := errors.Join(limiter.Pause(t.Context(), pool, time.Now(), r.Count(3)), limiter.Resume(t.Context(), pool, r))
+		_, byHand := pool.Exec(t.Context(), "SELECT ratelimit.pause('steady in 1', 'ann', now() + interval '1 minute', 3, 10, '1 minute', 20), ratelimit.resume('steady in 1', 'ann')")
+		err := errors.Join(second(limiter.Pause(t.Context(), pool, time.Minute, r.Count(3))), limiter.Resume(t.Context(), pool, r))
 		if sqlState(err) != want || sqlState(byHand) != want {
 			t.Errorf("%v, and by hand %v, want SQLSTATE %q", err, byHand, want)
 		}

@@ -32,7 +32,7 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 		},
 		"reset": func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, request) },
 		"pause": func(ctx context.Context, db ratelimit.DB) error {
-			return limiter.Pause(ctx, db, time.Now(), request.Count(1e6))
+			return second(limiter.Pause(ctx, db, time.Microsecond, request.Count(1e6)))
 		},
 		"resume": func(ctx context.Context, db ratelimit.DB) error { return limiter.Resume(ctx, db, request) },
 		"move": func(ctx context.Context, db ratelimit.DB) error {

@@ -75,7 +75,7 @@ func verbCalls(c *failing, db ratelimit.DB, r ratelimit.Request) map[string]func
 		"Move": func() error {
 			return l.Move(ctx, db, r, ratelimit.TokenBucket("another", 1, time.Hour).Key(privateKey))
 		},
-		"Pause":        func() error { return l.Pause(ctx, db, time.Now().Add(time.Minute), r) },
+		"Pause":        func() error { return second(l.Pause(ctx, db, time.Minute, r)) },
 		"Resume":       func() error { return l.Resume(ctx, db, r) },
 		"Hold":         func() error { return second(l.Hold(ctx, db, "work", time.Minute, r)) },
 		"Settle":       func() error { return second(l.Settle(ctx, db, holdToken, r)) },
@@ -381,13 +381,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Move: other instants": func(c *failing) error {
 			return c.limiter.Move(c.ctx, c.pool, c.request(), ratelimit.FixedWindow("another", 1, time.Hour).Key(privateKey))
 		},
-		"Pause: a window": func(c *failing) error { return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), c.window()) },
-		"Pause: no end":   func(c *failing) error { return c.limiter.Pause(c.ctx, c.pool, time.Time{}, c.request()) },
+		"Pause: a window": func(c *failing) error { return second(c.limiter.Pause(c.ctx, c.pool, time.Minute, c.window())) },
 		"Pause: a year": func(c *failing) error {
-			return c.limiter.Pause(c.ctx, c.pool, time.Now().AddDate(1, 0, 0), c.request())
+			return second(c.limiter.Pause(c.ctx, c.pool, 366*24*time.Hour, c.request()))
 		},
 		"Pause: one key twice": func(c *failing) error {
-			return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), c.request(), c.request())
+			return second(c.limiter.Pause(c.ctx, c.pool, time.Minute, c.request(), c.request()))
 		},
 		"Resume: a window": func(c *failing) error { return c.limiter.Resume(c.ctx, c.pool, c.window()) },
 

@@ -18,9 +18,12 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
-func (w world) pause(until time.Time, requests ...ratelimit.Request) {
+func (w world) pause(lasts time.Duration, requests ...ratelimit.Request) {
 	w.Helper()
-	w.do(w.limiter.Pause(w.Context(), w.db, until, requests...))
+	until, err := w.limiter.Pause(w.Context(), w.db, lasts, requests...)
+	if w.do(err); lasts < time.Microsecond && !until.IsZero() || lasts >= time.Microsecond && until.Before(w.clock.now.Add(lasts)) {
+		w.Fatalf("paused until %v, for %v", until, lasts)
+	}
 }
 
 func (w world) resume(requests ...ratelimit.Request) {
@@ -51,7 +54,7 @@ func TestPause(t *testing.T) {
 					w.grant(r.Count(2))
 				}
 				until := w.clock.now.Add(30 * time.Second)
-				w.pause(until, r)
+				w.pause(30*time.Second, r)
 				w.holds(r, 0)
 				w.paused(r, until)
 				w.retries(w.deny(r), 36*time.Second)
@@ -78,40 +81,40 @@ func TestPause(t *testing.T) {
 
 			// Some tokens are left, never more than there were.
 			r := limit.Key("some left")
-			w.pause(w.clock.now.Add(time.Minute), r.Count(3))
+			w.pause(time.Minute, r.Count(3))
 			w.holds(r, 3)
 			w.take(3, 5, r)
 			w.retries(w.deny(r), time.Minute+6*time.Second)
 			w.clock.Advance(2 * time.Minute)
 			w.holds(r, 10)
-			w.pause(w.clock.now.Add(time.Minute), r.Count(15))
+			w.pause(time.Minute, r.Count(15))
 			w.holds(r, 10)
-			w.pause(w.clock.now.Add(30*time.Second), r.Count(4)) // the later end, the lower balance
+			w.pause(30*time.Second, r.Count(4)) // the later end, the lower balance
 			w.holds(r, 4)
 			w.paused(r, w.clock.now.Add(time.Minute))
-			w.pause(w.clock.now.Add(2*time.Minute), r.Count(8))
+			w.pause(2*time.Minute, r.Count(8))
 			w.holds(r, 4)
 			w.paused(r, w.clock.now.Add(2*time.Minute))
-			w.pause(w.clock.now.Add(2*time.Minute), r.Count(1)) // the default count is none, not one
+			w.pause(2*time.Minute, r.Count(1)) // the default count is none, not one
 			w.holds(r, 1)
-			w.pause(w.clock.now.Add(2*time.Minute), r)
+			w.pause(2*time.Minute, r)
 			w.holds(r, 0)
 			w.charge(r.Count(7))
 			w.holds(r, -7)
-			w.pause(w.clock.now.Add(2*time.Minute), r) // a debt stays
+			w.pause(2*time.Minute, r) // a debt stays
 			w.holds(r, -7)
 
-			// One that has passed only empties.
-			w.grant(limit.Key("late"))
-			w.pause(w.clock.now.Add(-time.Minute), limit.Key("late"))
-			w.retries(w.deny(limit.Key("late")), 6*time.Second)
-			w.paused(limit.Key("late"), time.Time{})
+			for _, over := range []time.Duration{-time.Minute, 0, time.Nanosecond} { // there is nothing to do
+				w.pause(over, limit.Key("late"))
+				w.holds(limit.Key("late"), 20)
+				w.paused(limit.Key("late"), time.Time{})
+			}
 
 			// Another number of shards.
 			moved := ratelimit.TokenBucket(limit.Name(), 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(4-shards)).Key("resharded")
 			w.grant(limit.Key("resharded").Count(2))
 			after := w.redeployed()
-			after.pause(w.clock.now.Add(time.Minute), moved.Count(6))
+			after.pause(time.Minute, moved.Count(6))
 			after.grant(moved.Count(5))
 			after.retries(after.deny(moved.Count(2)), time.Minute+6*time.Second)
 			after.paused(moved, w.clock.now.Add(time.Minute))
@@ -119,11 +122,11 @@ func TestPause(t *testing.T) {
 
 		// Several at once, with other limits beside them.
 		a, b := steady(1).Key("a"), steady(3).Key("b")
-		w.pause(w.clock.now.Add(time.Minute), b.Count(2), a)
+		w.pause(time.Minute, b.Count(2), a)
 		w.holds(a, 0)
 		w.holds(b, 2)
 		w.deny(a, b)
-		w.pause(w.clock.now.Add(time.Minute), ratelimit.TokenBucket("never", 0, time.Second).Key("ann"), steady(4).Global())
+		w.pause(time.Minute, ratelimit.TokenBucket("never", 0, time.Second).Key("ann"), steady(4).Global())
 		w.holds(steady(4).Global(), 0)
 	})
 }
@@ -133,7 +136,7 @@ func TestResume(t *testing.T) {
 		for _, shards := range []int{1, 3} {
 			limit := steady(shards)
 			r, other := limit.Key("ann"), limit.Key("other")
-			w.pause(w.clock.now.Add(time.Hour), r.Count(2), other)
+			w.pause(time.Hour, r.Count(2), other)
 			w.clock.Advance(time.Minute)
 			w.resume(r)
 			w.holds(r, 2) // what was emptied stays gone
@@ -164,8 +167,7 @@ func TestWhatComesBackInAPause(t *testing.T) {
 			receipt := w.grant(r.Count(8)).Receipt()
 			before := w.reserve(limit.Key("owing").Count(25))
 			w.runs(before, 30*time.Second)
-			until := w.clock.now.Add(time.Minute)
-			w.pause(until, r, limit.Key("owing"))
+			w.pause(time.Minute, r, limit.Key("owing"))
 			if result := w.refund(receipt, r.Count(3)); result.Requests[0].Refunded != 0 {
 				w.Fatalf("%+v", result)
 			}
@@ -200,7 +202,7 @@ func TestWhatComesBackInAPause(t *testing.T) {
 
 			// Once it is over, refunds are as always.
 			receipt = w.grant(limit.Key("bob").Count(8)).Receipt()
-			w.pause(w.clock.now.Add(6*time.Second), limit.Key("bob"))
+			w.pause(6*time.Second, limit.Key("bob"))
 			w.clock.Advance(6 * time.Second)
 			if result := w.refund(receipt, limit.Key("bob").Count(8)); result.Requests[0].Refunded != 7 {
 				w.Fatalf("%+v", result)
@@ -223,7 +225,7 @@ func TestAWaitDuringAPause(t *testing.T) {
 		limit := steady(shards)
 		for name, db := range map[string]ratelimit.DB{"pool": pool, "coalescer": coalescer} {
 			r := limit.Key(name)
-			succeeds(t, limits.Pause(t.Context(), pool, time.Now().Add(time.Hour), r))
+			succeeds(t, second(limits.Pause(t.Context(), pool, time.Hour, r)))
 			for _, within := range []time.Duration{time.Minute, 0} {
 				ctx, cancel := t.Context(), context.CancelFunc(func() {})
 				if within > 0 {
@@ -259,26 +261,23 @@ func TestAWaitDuringAPause(t *testing.T) {
 func TestPauseRefuses(t *testing.T) {
 	behaviour(t, func(w world) {
 		bucket := steady(1).Key("ann")
-		until := w.clock.now.Add(time.Minute)
 		for name, c := range map[string]struct {
-			until    time.Time
+			lasts    time.Duration
 			requests []ratelimit.Request
 			text     string
 		}{
-			"a window":        {until, []ratelimit.Request{bucket, ratelimit.FixedWindow("window", 3, time.Hour).Key("ann")}, "is no token bucket"},
-			"a calendar":      {until, []ratelimit.Request{ratelimit.CalendarWindow("month", 3, ratelimit.Month).Key("ann")}, "is no token bucket"},
-			"slots":           {until, []ratelimit.Request{ratelimit.Slots("slots", 3).Key("ann")}, "slots"},
-			"unlimited":       {until, []ratelimit.Request{ratelimit.Unlimited("free").Key("ann")}, "is no token bucket"},
-			"one key twice":   {until, []ratelimit.Request{bucket, bucket.Count(2)}, "two requests for one key"},
-			"nothing":         {until, nil, "no requests"},
-			"a debt":          {until, []ratelimit.Request{bucket.Count(-1)}, "count -1"},
-			"no end":          {time.Time{}, []ratelimit.Request{bucket}, "needs an end"},
-			"the year 12000":  {until.AddDate(10000, 0, 0), []ratelimit.Request{bucket}, "years 1000 and 9999"},
-			"a year":          {until.AddDate(1, 0, 0), []ratelimit.Request{bucket}, "more than 31 days away"},
-			"32 days":         {w.clock.now.Add(31*24*time.Hour + 1), []ratelimit.Request{bucket}, "more than 31 days away"},
-			"seconds of 1970": {time.Unix(60, 0), []ratelimit.Request{bucket}, "more than 31 days away"},
+			"a window":        {time.Minute, []ratelimit.Request{bucket, ratelimit.FixedWindow("window", 3, time.Hour).Key("ann")}, "is no token bucket"},
+			"a calendar":      {time.Minute, []ratelimit.Request{ratelimit.CalendarWindow("month", 3, ratelimit.Month).Key("ann")}, "is no token bucket"},
+			"slots":           {time.Minute, []ratelimit.Request{ratelimit.Slots("slots", 3).Key("ann")}, "slots"},
+			"unlimited":       {time.Minute, []ratelimit.Request{ratelimit.Unlimited("free").Key("ann")}, "is no token bucket"},
+			"one key twice":   {time.Minute, []ratelimit.Request{bucket, bucket.Count(2)}, "two requests for one key"},
+			"nothing":         {time.Minute, nil, "no requests"},
+			"a debt":          {time.Minute, []ratelimit.Request{bucket.Count(-1)}, "count -1"},
+			"a year":          {366 * 24 * time.Hour, []ratelimit.Request{bucket}, "longer than 31 days"},
+			"32 days":         {31*24*time.Hour + 1, []ratelimit.Request{bucket}, "longer than 31 days"},
+			"seconds of 1970": {time.Until(time.Unix(60, 0)), []ratelimit.Request{bucket}, "longer than 31 days"},
 		} {
-			err := w.limiter.Pause(w.Context(), w.db, c.until, c.requests...)
+			_, err := w.limiter.Pause(w.Context(), w.db, c.lasts, c.requests...)
 			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), c.text) {
 				w.Fatalf("%s: %v, want %q", name, err, c.text)
 			}
@@ -290,7 +289,7 @@ func TestPauseRefuses(t *testing.T) {
 		if rows := w.rows(); rows != "" {
 			w.Fatalf("something was written:\n%s", rows)
 		}
-		w.pause(w.clock.now.Add(31*24*time.Hour), bucket) // the transaction is usable
+		w.pause(31*24*time.Hour, bucket) // the transaction is usable
 		w.paused(bucket, w.clock.now.Add(31*24*time.Hour))
 	})
 }
@@ -314,7 +313,7 @@ func TestPauseUnderOverrides(t *testing.T) {
 		} {
 			override(sql)
 			r := limit.Key(key)
-			w.pause(w.clock.now.Add(time.Minute), r.Count(8))
+			w.pause(time.Minute, r.Count(8))
 			want := map[string]float64{"lowered": 5, "blocked": 8, "lifted": 8}[key]
 			bare.holds(r, want)
 			bare.paused(r, w.clock.now.Add(time.Minute))
@@ -349,7 +348,7 @@ func TestPauseOnOtherHandles(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			until := memory.Now().Add(time.Minute)
-			w.do(limiter.Pause(t.Context(), db, until, r, unused.Count(2)))
+			w.do(second(limiter.Pause(t.Context(), db, time.Minute, r, unused.Count(2))))
 			for i, want := range []float64{0, 2} {
 				if b := readBalances(t, &limiter, db, r, unused)[i]; b.Remaining != want || !b.PausedUntil.Equal(until) {
 					t.Fatalf("%s: %+v", name, b)
@@ -369,7 +368,7 @@ func TestPauseOnOtherHandles(t *testing.T) {
 			if _, err := limiter.Consume(t.Context(), db, unused); !denied(err) {
 				t.Fatalf("%s: %v", name, err)
 			}
-			if err := limiter.Pause(t.Context(), db, time.Time{}, r); !errors.Is(err, ratelimit.ErrInvalid) {
+			if _, err := limiter.Pause(t.Context(), db, 32*24*time.Hour, r); !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			verbs := slices.DeleteFunc(slices.Clone(seen), func(d ratelimit.Decision) bool { return d.Verb != "pause" && d.Verb != "resume" })
@@ -395,18 +394,18 @@ func TestHoldsInAPause(t *testing.T) {
 		} {
 			r := limit.Key(key)
 			token := h.hold("job 1", time.Hour, r.Count(8)).Token
-			w.pause(h.clock.now.Add(time.Minute), r)
+			w.pause(time.Minute, r)
 			end(token, r, 0)
 			w.holds(r, 0)
 			token = h.hold("job 2", time.Hour, limit.Key(key+" 2").Count(8)).Token
-			w.pause(h.clock.now.Add(time.Minute), limit.Key(key+" 2"))
+			w.pause(time.Minute, limit.Key(key+" 2"))
 			w.charge(limit.Key(key + " 2").Count(5))
 			end(token, limit.Key(key+" 2"), 0)
 			w.holds(limit.Key(key+" 2"), -5) // as after the charge: who settles first makes no difference
 		}
 		r := limit.Key("over")
 		h.hold("job 3", time.Second, r.Count(8))
-		w.pause(h.clock.now.Add(time.Minute), r)
+		w.pause(time.Minute, r)
 		h.clock.Advance(2 * time.Second)
 		h.refused(ratelimit.ReasonQuota, "job 4", time.Minute, r)
 		w.holds(r, 0)
@@ -420,7 +419,7 @@ func TestPauseAndSweep(t *testing.T) {
 	limiter, clock := newLimiter()
 	w := world{t, pool, limiter, clock}
 	r := steady(3).Key("ann")
-	w.pause(clock.now.Add(24*time.Hour), r.Count(50)) // full all the same
+	w.pause(24*time.Hour, r.Count(50)) // full all the same
 	w.holds(r, 20)
 	clock.Advance(10 * time.Hour)
 	if deleted := w.sweep(steady(3)); deleted != 0 {
@@ -477,7 +476,7 @@ func TestPausesUnderTraffic(t *testing.T) {
 				}
 				time.Sleep(20 * time.Millisecond)
 				var pausing sync.WaitGroup
-				until := time.Now().Add(time.Hour)
+				var until time.Time
 				for pauser := range 3 {
 					pausing.Go(func() {
 						order := slices.Clone(requests)
@@ -486,7 +485,11 @@ func TestPausesUnderTraffic(t *testing.T) {
 						}
 						limiter := new(ratelimit.Limiter)
 						if err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-							return limiter.Pause(ctx, tx, until.Add(time.Duration(pauser)*time.Minute), order...)
+							ends, err := limiter.Pause(ctx, tx, time.Hour+time.Duration(pauser)*time.Minute, order...)
+							if pauser == 2 {
+								until = ends
+							}
+							return err
 						}, ratelimit.Isolation(level), ratelimit.Attempts(1000)); err != nil {
 							t.Errorf("pause: %v", err)
 						}
@@ -503,8 +506,8 @@ func TestPausesUnderTraffic(t *testing.T) {
 					}
 				}
 				for _, b := range readBalances(t, new(ratelimit.Limiter), pool, requests...) {
-					if b.Remaining > 0 || !b.PausedUntil.Equal(until.Add(2*time.Minute).Truncate(time.Microsecond)) {
-						t.Errorf("%+v, want 0 until %v", b, until.Add(2*time.Minute))
+					if b.Remaining > 0 || !b.PausedUntil.Equal(until) {
+						t.Errorf("%+v, want 0 until %v", b, until)
 					}
 				}
 			}
@@ -518,7 +521,7 @@ func TestAddInAPause(t *testing.T) {
 	pool := newPool(t, 2)
 	limiter := new(ratelimit.Limiter)
 	r := steady(3).Key("ann")
-	succeeds(t, limiter.Pause(t.Context(), pool, time.Now().Add(time.Hour), r))
+	succeeds(t, second(limiter.Pause(t.Context(), pool, time.Hour, r)))
 	id := scan[int64](t, pool, "SELECT ratelimit.override('steady in 3', 'ann', rate => 10, capacity => 50, forever => true)")
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.add($1, 20)", id); sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: the key is paused until 20") {
 		t.Fatalf("%v", err)
@@ -646,7 +649,9 @@ func TestPauseBySQL(t *testing.T) {
 	if b := readBalances(t, limiter, pool, ratelimit.TokenBucket("bare", 1, time.Hour).Global())[0]; b.Remaining != 0 {
 		t.Errorf("%+v", b)
 	}
-	scan[time.Time](t, pool, "SELECT ratelimit.pause('never', 'ann', until => now() + interval '1 minute')")
+	if came := scan[*time.Time](t, pool, "SELECT ratelimit.pause('never', 'ann', until => now() + interval '1 minute')"); came != nil {
+		t.Errorf("a rate of 0 is paused until %v", came)
+	}
 	before := tableOf(t, pool)
 	for call, text := range map[string]string{
 		"ratelimit.pause('window', 'ann', until => now() + interval '1 minute')":                                       "only a token bucket can be paused, and its kind is 'fixed window'",
@@ -722,7 +727,7 @@ func TestAPauseReadsTheClockAfterWaiting(t *testing.T) {
 	succeeds(t, err)
 	succeeds(t, second(limiter.Charge(t.Context(), tx, r.Count(0))))
 	paused := make(chan error, 1)
-	go func() { paused <- limiter.Pause(t.Context(), pool, time.Now(), r.Count(1e6)) }()
+	go func() { paused <- second(limiter.Pause(t.Context(), pool, time.Microsecond, r.Count(1e6))) }()
 	blocked(t, pool, tx, 1)
 	time.Sleep(500 * time.Millisecond)
 	before := scan[time.Time](t, pool, "SELECT clock_timestamp()")

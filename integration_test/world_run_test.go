@@ -778,7 +778,7 @@ func (w *everything) pause(p *worldProgram, s worldStep) {
 	before, rows := w.balances(p, id)[0], w.rows()
 	until, most := w.clock.now.Add(min(s.For, 31*24*time.Hour)), max(min(s.Count, 1e15), 0)
 	request, bucket := w.request(id.limit, id.key).Count(most), w.own(id.limit, id.key).Config().Kind == "token bucket"
-	err := p.limits.Pause(w.Context(), w.pool, until, request)
+	came, err := p.limits.Pause(w.Context(), w.pool, min(s.For, 31*24*time.Hour), request)
 	switch {
 	case !bucket && errors.Is(err, ratelimit.ErrInvalid) && w.rows() == rows:
 		return
@@ -786,6 +786,12 @@ func (w *everything) pause(p *worldProgram, s worldStep) {
 		w.failf("pause of %v, a %s: %v", id, w.own(id.limit, id.key).Config().Kind, err)
 	}
 	w.meets(id, "do-pause")
+	if s.For <= 0 {
+		if !came.IsZero() || w.rows() != rows {
+			w.failf("a pause of %v of %v is until %v", s.For, id, came)
+		}
+		return
+	}
 	w.oddly(id) // it only has less
 	after := w.balances(p, id)[0]
 	if math.IsInf(before.Capacity, 1) || noRate(before) {

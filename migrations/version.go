@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ca0b99572cc83e95bbec3e67e2b5a9b18b80e4e9695ce60160f74c2feb119161"
+const Hash = "7c1b1c0b4370e320d4a25b095828daa6142bbed3844b625d0bc2fd8ccac02ffc"

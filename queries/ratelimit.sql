@@ -99,7 +99,8 @@ SELECT ratelimit._wire_move(
 SELECT ratelimit._pause(
       @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @shards::integer[],
-      @mosts::double precision[], @until::timestamptz, sqlc.narg('now')::timestamptz)::timestamptz AS until;
+      @mosts::double precision[], coalesce(sqlc.narg('now')::timestamptz, clock_timestamp()) + @lasts::interval,
+      sqlc.narg('now')::timestamptz)::timestamptz AS until;
 
 -- name: Resume :one
 SELECT ratelimit._resume(@names::text[], @keys::text[], sqlc.narg('now')::timestamptz)::integer AS resumed;

@@ -24,7 +24,7 @@ type call struct {
 	asides    []demand           // that others deny already
 	receipt   *receipt           // for a refund
 	hold      *holding           // for a verb about holds
-	until     pgtype.Timestamptz // for a Pause
+	lasts     time.Duration      // of a Pause
 	lifted    []bool             // of a Settle, by demand: it is unlimited by an override. nil: none is
 	now       pgtype.Timestamptz // NULL: the database's clock
 	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
@@ -76,7 +76,7 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 		}
 	}
 	if v == verbPause {
-		if err = c.validatePause(of.until); err != nil {
+		if err = c.validatePause(of.lasts); err != nil {
 			return c, err
 		}
 	}
@@ -163,7 +163,9 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 // fill fills in the result from the statement's answer.
 func (c *call) fill(result *Result, a *answer) {
 	if c.does.answers == nothing {
-		result.OK = true
+		if result.OK = true; a.until != 0 {
+			result.pausedUntil = a.until.Time()
+		}
 		return
 	}
 	if c.does.holds && a.held.state != heldDenied {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
@@ -19,6 +18,7 @@ type answer struct {
 	rows    [][]algebra.Row // per demand; none: the limit is full
 	taken   float64         // by each demand of a Take
 	held    held            // of a verb about holds
+	until   algebra.Micros  // of a Pause
 
 	// Memory for the most common case: one demand with one row.
 	single [1][]algebra.Row
@@ -90,7 +90,7 @@ func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 }
 
 // readUnused reads what the caller has not asked for: how many rows were deleted or paused, a balance, an instant.
-func readUnused[T int32 | float64 | pgtype.Timestamptz](reply pgx.Row, _ int) (*answer, error) {
+func readUnused[T int32 | float64](reply pgx.Row, _ int) (*answer, error) {
 	var unused T
 	if err := reply.Scan(&unused); err != nil {
 		return nil, err

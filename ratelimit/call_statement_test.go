@@ -35,7 +35,6 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	t.Parallel()
 	ctx := shardpick.With(t.Context(), func(int) (int, int) { return 3, 1 })
 	noon, morning := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 8, 0, 0, 0, time.UTC)
-	evening := time.Date(2026, 1, 2, 20, 0, 0, 0, time.UTC)
 	limiter := Limiter{Clock: func() time.Time { return noon }}
 	bucket := TokenBucket("bucket", 2, time.Second, Capacity(7), MaxReserved(5))
 	window := FixedWindow("window", 3, time.Minute, Capacity(8), Start(morning.Add(time.Second)))
@@ -182,7 +181,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			_, err := q.Pause(ctx, dbsqlc.PauseParams{
 				Names: []string{"bucket", "slow"}, Keys: []string{"ann", "cid"},
 				Rates: []float64{2, 4}, Periods: []time.Duration{time.Second, time.Hour}, Capacities: []float64{7, 9},
-				Shards: []int32{1, 6}, Mosts: []float64{1.5, 5}, Until: pgtype.Timestamptz{Time: evening, Valid: true}, Now: &noon,
+				Shards: []int32{1, 6}, Mosts: []float64{1.5, 5}, Now: &noon, Lasts: time.Hour,
 			})
 			return err
 		}},
@@ -196,7 +195,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := limiter.newCall(tt.verb, about{receipt: receipt, until: evening}, tt.requests, nil)
+			c, err := limiter.newCall(tt.verb, about{receipt: receipt, lasts: time.Hour}, tt.requests, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

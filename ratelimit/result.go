@@ -50,11 +50,12 @@ type Result struct {
 	// Requests has the status of each request of the call, in order.
 	Requests []Status
 
-	receipt  *receipt       // after a refund: the rest
-	balances []Balance      // of Balance
-	held     held           // of a verb about holds
-	known    Reason         // of a Hold that is denied since its id is known
-	runAt    algebra.Micros // of a grant: when the work may run
+	receipt     *receipt       // after a refund: the rest
+	balances    []Balance      // of Balance
+	pausedUntil time.Time      // of a Pause
+	held        held           // of a verb about holds
+	known       Reason         // of a Hold that is denied since its id is known
+	runAt       algebra.Micros // of a grant: when the work may run
 
 	sooner func(local pgtype.Timestamptz) algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
 }

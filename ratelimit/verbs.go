@@ -241,11 +241,11 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	return err
 }
 
-// about is what a call is about besides its requests: the receipt of a Refund, the hold of a verb about holds, or the end of a Pause.
+// about is what a call is about besides its requests: the receipt of a Refund, the hold of a verb about holds, or how long a Pause lasts.
 type about struct {
 	receipt Receipt
 	hold    *holding
-	until   time.Time
+	lasts   time.Duration
 	exact   bool // a Wait is bounded by the statement, and not by a floor
 }
 

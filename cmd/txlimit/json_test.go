@@ -227,7 +227,7 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 		}
 	}
 	w.sql("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('window', 'old', 0, 1, 0, '2026-01-01')")
-	if err := limiter.Pause(t.Context(), w.conn, time.Now().Add(24*time.Hour), limits[0].Key("paused")); err != nil {
+	if _, err := limiter.Pause(t.Context(), w.conn, 24*time.Hour, limits[0].Key("paused")); err != nil {
 		t.Fatal(err)
 	}
 

@@ -18,8 +18,8 @@ type budget struct {
 	saysUntil bool
 }
 
-// until reads from when on a provider answers again: from Retry-After, else from the budgets, of which it takes the one that is back last.
-// Those that have something left do not count, unless all have. The instant lies between now and the longest pause.
+// retryAfter reads how long it takes until a provider answers again: from Retry-After, else from the budgets, of which it takes the one that
+// is back last. Those that have something left do not count, unless all have. It is 0 to the longest pause.
 //
 //	retry-after-ms: 30000                            milliseconds: OpenAI, Azure
 //	Retry-After: 30                                  seconds, also 2.0, or a date (RFC 9110): most
@@ -30,7 +30,8 @@ type budget struct {
 //	ratelimit: "burst";r=0;t=30, "day";r=99;t=9000   seconds by budget: the IETF's draft
 //
 // An instant of the provider is by the provider's clock. Its Date header says how far that is from ours.
-func until(h http.Header, now time.Time) (at time.Time, told bool) {
+func retryAfter(h http.Header, now time.Time) (wait time.Duration, told bool) {
+	var at time.Time
 	theirs := now
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		if d := now.Sub(date); d > 2*time.Second || d < -2*time.Second { // the header has whole seconds, and was on its way
@@ -54,10 +55,9 @@ func until(h http.Header, now time.Time) (at time.Time, told bool) {
 		}
 	}
 	if !told {
-		return time.Time{}, false
+		return 0, false
 	}
-	wait := min(max(at.Sub(theirs), 0), longest)
-	return now.Add(wait), true
+	return min(max(at.Sub(theirs), 0), longest), true
 }
 
 // left reads how many calls a provider says are left. None is, if any budget is empty.

@@ -128,19 +128,19 @@ func (w *worker) call(ctx context.Context) (stopped bool, err error) {
 		return false, err
 	}
 	defer response.Body.Close()
-	now := time.Now()
 	remaining, told := left(response.Header)
 	if stopped = response.StatusCode == http.StatusTooManyRequests; stopped {
 		remaining, told = 0, true
 	}
-	end, says := until(response.Header, now)
+	wait, says := retryAfter(response.Header, time.Now())
 	if stopped && !says {
-		end = now.Add(30 * time.Second) // a provider that does not say
+		wait = 30 * time.Second // a provider that does not say
 	}
-	if !told || remaining > 0 || !end.After(now) {
+	if !told || remaining > 0 {
 		return stopped, nil
 	}
-	if err := w.limits.Pause(ctx, w.pool, end, provider.Global().Count(remaining)); err != nil {
+	end, err := w.limits.Pause(ctx, w.pool, wait, provider.Global().Count(remaining))
+	if err != nil || end.IsZero() { // or it answers again already
 		return stopped, err
 	}
 	return stopped, w.note(ctx, end)

@@ -181,7 +181,7 @@ func listKeys(t *trial) {
 		t.charge(fmt.Sprintf("a use of key %d", i+1), t.of(limit, fmt.Sprintf("%s-%d", t.key(0), i)).Count(float64(2*i)))
 	}
 	t.memory.Advance(6 * time.Second)
-	t.pause("a pause that leaves what is there", t.memory.Now().Add(time.Minute), t.of(limit, t.key(0)+"-1").Count(20))
+	t.pause("a pause that leaves what is there", time.Minute, t.of(limit, t.key(0)+"-1").Count(20))
 	for keys, want := range map[string]string{
 		"NULL": "8 keys, 31 tokens, 2 limited, 1 paused", // 10, 9, 7, 5, 3, 1, -1 and -3 tokens
 		fmt.Sprintf("ARRAY['%s-1', '%[1]s-7', '%[1]s-nobody']", t.key(0)): "2 keys, 6 tokens, 1 limited, 1 paused",

@@ -320,9 +320,10 @@ func (t *trial) reset(step string, requests ...ratelimit.Request) {
 	})
 }
 
-func (t *trial) pause(step string, until time.Time, request ratelimit.Request) {
+func (t *trial) pause(step string, lasts time.Duration, request ratelimit.Request) {
 	t.both(step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error) {
-		return ratelimit.Result{}, l.Pause(ctx, db, until, request)
+		_, err := l.Pause(ctx, db, lasts, request)
+		return ratelimit.Result{}, err
 	})
 }
 

@@ -462,7 +462,8 @@ const Pause = `-- name: Pause :one
 SELECT ratelimit._pause(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::integer[],
-      $7::double precision[], $8::timestamptz, $9::timestamptz)::timestamptz AS until
+      $7::double precision[], coalesce($8::timestamptz, clock_timestamp()) + $9::interval,
+      $8::timestamptz)::timestamptz AS until
 `
 
 type PauseParams struct {
@@ -473,8 +474,8 @@ type PauseParams struct {
 	Capacities []float64
 	Shards     []int32
 	Mosts      []float64
-	Until      pgtype.Timestamptz
 	Now        *time.Time
+	Lasts      time.Duration
 }
 
 func (q *Queries) Pause(ctx context.Context, arg PauseParams) (pgtype.Timestamptz, error) {
@@ -486,8 +487,8 @@ func (q *Queries) Pause(ctx context.Context, arg PauseParams) (pgtype.Timestampt
 		arg.Capacities,
 		arg.Shards,
 		arg.Mosts,
-		arg.Until,
 		arg.Now,
+		arg.Lasts,
 	)
 	var until pgtype.Timestamptz
 	err := row.Scan(&until)

@@ -214,13 +214,16 @@ func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
 	t.promise(to.ID, t.promised(from.ID))
 }
 
-// Pause empties token buckets to their counts, and refills nothing before until.
-func (t Table) Pause(ds []Demand, until, now algebra.Micros) {
+// Pause empties token buckets to their counts, and refills nothing before until. It returns when all of them are refilled.
+func (t Table) Pause(ds []Demand, until, now algebra.Micros) (ends algebra.Micros) {
 	for _, d := range ds {
 		t.fill(d, now)
 		d.Shards = len(t[d.ID])
-		t.set(d, d.Limit.Pause(t.rows(d.ID), d.Count, until, now))
+		rows := d.Limit.Pause(t.rows(d.ID), d.Count, until, now)
+		t.set(d, rows)
+		ends = max(ends, rows[0].TS)
 	}
+	return ends
 }
 
 // Resume ends pauses, and returns how many rows were paused.

@@ -25,7 +25,7 @@ type statement struct {
 	most    float64         // for a take
 	reserve bool
 	within  algebra.Micros // how long the work may wait
-	until   algebra.Micros // for a pause
+	lasts   time.Duration  // of a pause
 	now     *time.Time     // nil: the clock of the database
 	orRaise bool           // a denial is an error
 }
@@ -113,7 +113,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		s.demands = a.buckets()
 		a.shards(s.demands)
 		a.counts(s.demands)
-		s.until, s.now = algebra.At(take[pgtype.Timestamptz](&a).Time), take[*time.Time](&a)
+		s.now, s.lasts = take[*time.Time](&a), take[time.Duration](&a)
 	case dbsqlc.Resume:
 		names, keys := take[[]string](&a), take[[]string](&a)
 		for i := range names {
@@ -278,8 +278,7 @@ func (s statement) run(t Table, level Isolation, now algebra.Micros) row {
 		}
 		return row{value: each(answers, now)}
 	case s.query == dbsqlc.Pause:
-		t.Pause(s.demands, s.until, now)
-		return row{value: pgtype.Timestamptz{Time: s.until.Time(), Valid: true}} // which nobody reads
+		return row{value: t.Pause(s.demands, now+algebra.Micros(s.lasts.Microseconds()), now).Time()}
 	case s.query == dbsqlc.Resume:
 		return row{value: int32(t.Resume(s.demands, now))}
 	case s.query == dbsqlc.Move:

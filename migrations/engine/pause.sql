@@ -121,17 +121,20 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
+    IF until <= at THEN -- it is over
+        RETURN NULL;
+    END IF;
     IF rate > '0' THEN -- otherwise it grants nothing anyway, and has no rows
         RETURN ratelimit._pause(ARRAY[name COLLATE "C"], ARRAY[coalesce(key, '') COLLATE "C"], ARRAY[rate], ARRAY[period],
             ARRAY[coalesce(capacity, rate)], ARRAY[shards], ARRAY[remaining], until);
     END IF;
-    RETURN until;
+    RETURN NULL;
 END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.pause(text, text, timestamptz, double precision, double precision, interval, double precision, integer, boolean) IS $text$
 Empties a token bucket, and refills nothing before an instant. A provider has said so: Retry-After. It returns the instant from which on the
-limit is refilled: until or, if it was paused until later, that.
+limit is refilled: until or, if it was paused until later, that. NULL: there was nothing to do, since until has passed, or the rate is 0.
 
     SELECT ratelimit.pause('provider', 'eu', until => now() + interval '30 seconds');
     SELECT ratelimit.pause('provider', until => now() + interval '30 seconds', remaining => 3, global => true);
@@ -142,7 +145,7 @@ so ends the pause; ratelimit.resume ends it, too, but what was emptied stays gon
 Arguments:
   name       the name of the limit
   key        the key as it is stored; NULL or empty is an error, unless global is true
-  until      the instant, at most 31 days away; one that has passed only empties
+  until      the instant, at most 31 days away. Let the server compute it: now() + '30 seconds'. A client's clock may be wrong
   remaining  at most so many tokens are left; default 0. It adds none
   rate       tokens per period, and so on, as for ratelimit.consume. Without any numbers, they are those that a program has published
   period
