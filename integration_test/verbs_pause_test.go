@@ -649,6 +649,9 @@ func TestPauseBySQL(t *testing.T) {
 	if b := readBalances(t, limiter, pool, ratelimit.TokenBucket("bare", 1, time.Hour).Global())[0]; b.Remaining != 0 {
 		t.Errorf("%+v", b)
 	}
+	if came := scan[*time.Time](t, pool, "SELECT ratelimit.pause('steady in 1', 'late', until => now() - interval '1 minute')"); came != nil {
+		t.Errorf("one that is over is paused until %v", came)
+	}
 	if came := scan[*time.Time](t, pool, "SELECT ratelimit.pause('never', 'ann', until => now() + interval '1 minute')"); came != nil {
 		t.Errorf("a rate of 0 is paused until %v", came)
 	}

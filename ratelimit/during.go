@@ -22,7 +22,7 @@ const settleTimeout = 10 * time.Second
 // During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. Meanwhile it extends the hold, so ttl may be shorter than the work: it is how
 // long the slots of a dead process stay taken. A minute is a good one: a ttl of a few seconds loses work on a busy machine.
 //
-//	err := limits.During(ctx, pool, job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+//	err := limits.During(ctx, pool, customer+"/render/"+job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
 //		return nil, render(ctx, job)
 //	}, renders.Key(customer), rendersInAll.Global())
 //
@@ -100,7 +100,7 @@ func (l *Limiter) during(
 	deciding := ctx
 	if w != nil {
 		var cancel context.CancelFunc
-		deciding, cancel = context.WithTimeout(ctx, w.Within)
+		deciding, cancel = context.WithTimeout(ctx, waitUpTo(ctx)+w.Within)
 		defer cancel()
 	}
 	lease, err := l.renewals.enter(deciding, l, db, ttl)
@@ -186,7 +186,7 @@ func (d *during) run(
 ) error {
 	lease.limits = limitsOf(d.held)
 	lease.keeps = d.w != nil && d.w.Keeps
-	ctx = lease.begin(ctx, d.rows(), sent, ttl)
+	ctx = lease.begin(WaitUpTo(ctx, 0), d.rows(), sent, ttl)
 	if f := d.l.life; f != nil {
 		defer context.AfterFunc(f.over, func() { lease.cancel(limiterClosed(verbDuring, d.held)) })()
 	}

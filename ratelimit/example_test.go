@@ -130,7 +130,7 @@ func ExampleLimiter_Hold() {
 	renders := ratelimit.Slots("renders", 2) // of each customer, at once
 	llmBudget := ratelimit.CalendarWindow("llmBudget", 100_000, ratelimit.Month)
 
-	held, err := limits.Hold(ctx, pool, "job 17", 5*time.Minute, renders.Key("acme"), llmBudget.Key("acme").Count(2000)) // the estimate
+	held, err := limits.Hold(ctx, pool, "acme/job 17", 5*time.Minute, renders.Key("acme"), llmBudget.Key("acme").Count(2000)) // the estimate
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -144,7 +144,7 @@ func ExampleLimiter_Hold() {
 	fmt.Println(result.Requests[1].Refunded, "tokens came back")
 
 	// The job is delivered a second time.
-	_, err = limits.Hold(ctx, pool, "job 17", 5*time.Minute, renders.Key("acme"), llmBudget.Key("acme").Count(2000))
+	_, err = limits.Hold(ctx, pool, "acme/job 17", 5*time.Minute, renders.Key("acme"), llmBudget.Key("acme").Count(2000))
 	if denial, is := errors.AsType[*ratelimit.DeniedError](err); is {
 		fmt.Println(denial.Reason)
 	}
@@ -159,7 +159,7 @@ func ExampleLimiter_During() {
 	render := func(context.Context, task) error { return nil }
 
 	work := func(job task) {
-		err := limits.During(ctx, pool, job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+		err := limits.During(ctx, pool, job.Customer+"/render/"+job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
 			return nil, render(ctx, job) // which must end when ctx does
 		}, renders.Key(job.Customer), rendersInAll.Global())
 		denial, denied := errors.AsType[*ratelimit.DeniedError](err)
@@ -177,11 +177,21 @@ func ExampleLimiter_During() {
 		}
 	}
 
-	work(task{"job 18", "acme"})
-	work(task{"job 18", "acme"}) // delivered again
+	work(task{"18", "acme"})
+	work(task{"18", "acme"}) // delivered again
 	// Output:
 	// done
 	// it was done before: drop it
+}
+
+func ExampleWaitUpTo() {
+	renders := ratelimit.Slots("renders", 2)
+	id := "acme/render/19"
+	work := func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) { return nil, nil }
+	err := limits.During(ratelimit.WaitUpTo(ctx, 5*time.Second), pool, id, time.Minute, work, renders.Key("acme"))
+	fmt.Println(err)
+	// Output:
+	// <nil>
 }
 
 func ExampleLimiter_Once() {
@@ -198,7 +208,7 @@ func ExampleLimiter_Once() {
 	}
 	for _, event := range []call{{"event 1", "acme"}, {"event 1", "acme"}, {"event 1", "acme"}} {
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			result, err := limits.Once(ctx, tx, event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
+			result, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
 			if err != nil || result.Repeated { // denied; or it was handled before
 				return err
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // Held is what [Limiter.Hold] has taken, and what to store with the work. It has no receipt: what is held comes back by Settle and Release,
@@ -49,20 +50,24 @@ const NoEnd time.Duration = math.MinInt64
 // Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work is settled or released, or
 // when ttl is over: it is for work that may die. Tokens come back by the rule of [Limiter.Refund], and slots as they are.
 //
-//	held, err := limits.Hold(ctx, pool, job.ID, 5*time.Minute, renders.Key(customer), rendersInAll.Global())
+//	held, err := limits.Hold(ctx, pool, customer+"/render/"+job.ID, 5*time.Minute, renders.Key(customer), rendersInAll.Global())
 //
-// id is the caller's name for the work: a job, not a worker. If a customer can choose it, put the customer in front: a key that customers share, as
-// of Global, knows the ids of all, and refuses one for a day after it was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
+// id is the caller's name for the work: a job, not a worker. Put into it what makes it one: the customer, the kind of work, its number. A key that
+// customers share, as of Global, knows the ids of all, and refuses one for a day after it was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
 // 366 days, or [NoEnd]. Any other ttl is [ErrInvalid].
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
 // and nothing is taken.
 //
+// A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least, and is otherwise as it was. [ErrHoldLost]:
+// it was settled or released, or its time was over and it was given back; of several limits, then some may be extended. It is for a pool or a
+// connection, not for a transaction, takes nothing, and is not reported to the Observer. [Limiter.During] does it by itself.
+//
 // What expired holds have taken counts as there, for every verb. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing
 // else is taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
 //
-// In a transaction, it locks the keys until COMMIT: claim the job, hold, commit, work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back
+// With [WaitUpTo], it waits for room. In a transaction, it locks the keys until COMMIT: claim the job, hold, commit, work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back
 // after the snapshot, and deny. After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error.
 // That also ends a Hold that is still on its way, which is [ErrHoldLost] then. A [Coalescer] sends it to its Pool, alone. The
 // database in memory of package ratelimittest has no holds.
@@ -72,11 +77,21 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 }
 
 func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration, requests []Request) (Held, Result, error) {
+	if len(requests) == 0 && strings.HasPrefix(id, "~") {
+		held, err := l.extend(ctx, db, id, ttl)
+		return held, Result{}, err
+	}
 	h := &holding{id: id, ttl: ttl}
 	if ttl != NoEnd {
 		h.uuid = newUUID()
 	}
-	result, err := l.do(ctx, db, verbHold, about{hold: h}, requests)
+	var result Result
+	var err error
+	if waitUpTo(ctx) > 0 {
+		result, err = l.holdInTurn(ctx, db, h, requests)
+	} else {
+		result, err = l.do(ctx, db, verbHold, about{hold: h}, requests)
+	}
 	if err != nil && !errors.Is(err, ErrUnknownOutcome) {
 		return Held{}, result, err
 	}
@@ -91,6 +106,61 @@ func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration,
 		}
 	}
 	return held, result, err
+}
+
+// extend is a Hold of a token.
+func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Duration) (Held, error) {
+	if !l.life.enter() {
+		return Held{}, limiterClosed(verbHold, nil)
+	}
+	defer l.life.leave()
+	read, err := readToken(token)
+	switch {
+	case err != nil:
+		return Held{}, invalidCall(nil, err.Error())
+	case len(read.list) == 0:
+		return Held{}, invalidCall(nil, "the token does not say of which limits it is, and cannot be extended")
+	case ttl < minTTL || ttl > maxTTL:
+		return Held{}, invalidCall(nil, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
+	}
+	if coalescer, ok := coalescerOf(db); ok {
+		db = coalescer.Pool
+	}
+	switch {
+	case noDatabase(db):
+		return Held{}, invalidCall(nil, noDatabaseText)
+	case isInMemory(db):
+		return Held{}, invalidCall(nil, "the database in memory of package ratelimittest has no holds: test them with Postgres")
+	case handles.IsTx(db) || inTransaction(db):
+		return Held{}, invalidCall(nil, "in a transaction, a hold would stay locked, and another could not extend or settle it: extend it on a pool")
+	}
+	if err = errOutside(ctx, verbHold, db, nil); err != nil {
+		return Held{}, err
+	}
+	now, err := l.now()
+	if err != nil {
+		return Held{}, invalidCall(nil, err.Error())
+	}
+	args := dbsqlc.ExtendParams{Now: nullable(now)}
+	for _, t := range read.list {
+		args.Names, args.Keys = append(args.Names, t.limit), append(args.Keys, t.key)
+		args.Ids, args.Tokens, args.Ttls = append(args.Ids, read.id), append(args.Tokens, read.uuid), append(args.Ttls, ttl)
+	}
+	line := line{l: l, own: db, ended: func() {}, turn: make(chan struct{}, 1)}
+	for attempt := 1; ; attempt++ {
+		answer, err := line.extend(ctx, args)
+		switch {
+		case err != nil:
+			return Held{}, explainCall(verbHold, nil, err)
+		case len(answer.Lost)+len(answer.Ended) > 0:
+			return Held{}, fmt.Errorf("%w: it was ended, or given back", ErrHoldLost)
+		case len(answer.Busy) == 0:
+			at := answer.At.Time.UTC()
+			return Held{At: at, Token: token, Expires: at.Add(ttl)}, nil
+		case !backOff(ctx, attempt): // a transaction has locked it, to settle it perhaps
+			return Held{}, explainCall(verbHold, nil, over(ctx))
+		}
+	}
 }
 
 // Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of [Limiter.Refund] ([Status.Refunded]), and more is charged
@@ -128,7 +198,7 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 // Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call for the id, within keep,
 // takes nothing and is granted, Repeated, also when there are no tokens left. A denial is not remembered: the event may be tried again.
 //
-//	result, err := limits.Once(ctx, tx, event.ID, 7*24*time.Hour, calls.Key(customer))
+//	result, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, calls.Key(customer))
 //
 // Call it in the transaction that handles the event: if that rolls back, the next delivery counts. On a pool, the id is counted although the
 // handler fails afterwards: there it is for counting alone, and a Repeated event must be handled all the same. It is not needed in a transaction that

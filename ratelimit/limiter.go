@@ -56,6 +56,7 @@ type Limiter struct {
 
 	queues      queues // for hot limits
 	renewals    renewals
+	waits       waits // for a hold
 	definitions definitions
 	overrides   *overrides // nil: none are followed
 	life        *life      // nil: Open did not make it

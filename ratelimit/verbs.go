@@ -272,7 +272,11 @@ func (l *Limiter) run(ctx context.Context, db DB, v verb, of about, requests []R
 	if err != nil {
 		return unanswered(v, c.requests), err
 	}
-	return c.decide(ctx, db)
+	result, err := c.decide(ctx, db)
+	if err == nil && c.does.holds && c.does.settles {
+		l.waits.wake(c.requests)
+	}
+	return result, err
 }
 
 // callOn makes a call for a handle, and refuses a handle that the verb cannot use.
@@ -282,7 +286,7 @@ func (l *Limiter) callOn(ctx context.Context, db DB, v verb, of about, requests 
 		err = invalidCall(requests, noDatabaseText)
 	}
 	if err == nil && v == verbWait {
-		err = errWaitInTx(ctx, db, requests)
+		err = errWaitInTx(ctx, db, requests, "Wait", "wait before it begins, or use Reserve")
 		c.bound(ctx, of.exact)
 	}
 	if err == nil {

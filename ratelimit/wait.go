@@ -83,10 +83,9 @@ func (l *Limiter) reserveForWait(ctx context.Context, db DB, requests []Request,
 }
 
 // errWaitInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
-func errWaitInTx(ctx context.Context, db DB, requests []Request) error {
+func errWaitInTx(ctx context.Context, db DB, requests []Request, what, instead string) error {
 	if handles.IsTx(db) || inTransaction(db) || errOutside(ctx, verbWait, db, requests) != nil {
-		return invalidCall(requests, "Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
-			"begins, or use Reserve")
+		return invalidCall(requests, what+" in a transaction would sleep while the transaction holds its locks: "+instead)
 	}
 	return nil
 }

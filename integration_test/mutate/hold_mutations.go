@@ -647,15 +647,15 @@ var holdMutations = []mutation{
 		tests: "TestDuringNoticesAClockThatSteps",
 	}, {
 		name: "during-conflicts", file: during, what: "where SERIALIZABLE is the default, a conflict of the hold is the caller's",
-		old: "	err = l.Retry(ctx, func(ctx context.Context) (err error) {", new: "	err = l.Retry(ctx, func(ctx context.Context) (err error) {\n		defer func() { err = unknownUnless(err) }()",
+		old: "	err = l.Retry(deciding, func(ctx context.Context) (err error) {", new: "	err = l.Retry(deciding, func(ctx context.Context) (err error) {\n		defer func() { err = unknownUnless(err) }()",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "during-unknown", file: during, what: "after an unknown outcome, a slot is taken until its time is over",
-		old: "_ = d.release(zero(d.held))", new: "_ = d",
+		old: "	default:\n		_ = d.release(zero(d.held))", new: "	default:\n		_ = d",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "during-unsent", file: during, what: "on a *sql.DB, a wrong id or a plan without slots is refused by the server alone",
-		old: "	if err := l.refusedUnsent(ctx, db, id, ttl, requests); err != nil {", new: "	if err := error(nil); err != nil {",
+		old: "	if result, err := l.refusedUnsent(ctx, db, id, ttl, requests); err != nil {", new: "	if result, err := unasked, error(nil); err != nil {",
 		tests: "TestDuringNeedsNoServerToRefuse",
 	}, {
 		name: "during-unsent-observed", file: during, what: "nobody observes that a During was refused",
@@ -671,8 +671,20 @@ var holdMutations = []mutation{
 		tests: "TestDuringRefuses",
 	}, {
 		name: "during-endless", file: during, what: "a process that dies keeps its slot",
-		old: "	case ttl == NoEnd:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
+		old: "	case ttl == NoEnd:\n		return unasked, invalidCall", new: "	case ttl == 1:\n		return unasked, invalidCall",
 		tests: "TestDuringRefuses",
+	}, {
+		name: "hold-in-turn", file: "ratelimit/hold_wait.go", what: "whoever waits is served by chance",
+		old: "q.turns = append(q.turns, turn); len(q.turns) == 1 {", new: "q.turns = append(q.turns, turn); true {",
+		tests: "TestHoldsAreWaitedForInTurn",
+	}, {
+		name: "hold-in-turn-vain", file: "ratelimit/hold_wait.go", what: "an id that is held is waited for",
+		old: "|| denied.Reason != ReasonQuota {", new: "|| denied.Reason == \"\" {",
+		tests: "TestWhatWaitingDoesNotMendComesAtOnce",
+	}, {
+		name: "hold-extend-lost", file: "ratelimit/hold.go", what: "a hold that is lost is extended",
+		old: "case len(answer.Lost)+len(answer.Ended) > 0:", new: "case false:",
+		tests: "TestAHoldIsExtendedByItsToken",
 	},
 
 	// What else knows them

@@ -27,6 +27,22 @@ var httpMutations = []mutation{
 		old: "d.FailedOpen = m.FailOpen && d.Status", new: "d.FailedOpen = d.Status",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
+		name: "http-slots-consumed", file: "ratelimit/httplimit/httplimit.go", what: "a request for slots is an error",
+		old: "case err == nil && outcome.Slots(requests):", new: "case false:",
+		tests: "TestHTTPAtMostNRequestsAreInFlight",
+	}, {
+		name: "http-slots-retry-after", file: "internal/outcome/outcome.go", what: "Retry-After says when holds end that are extended",
+		old: "		case OfSlots(s.Limit):\n", new: "		case false:\n",
+		tests: "TestHTTPSlotsBesideARate",
+	}, {
+		name: "http-slots-panic", file: during, what: "a handler that panics pays the estimate of what it held",
+		old: "all, wrong := d.used(d.w.Used())", new: "all, wrong := d.held, error(nil)",
+		tests: "TestHTTPSlotsBesideARate",
+	}, {
+		name: "rpc-slots-consumed", file: "ratelimit/rpclimit/rpclimit.go", what: "a call for slots is an error",
+		old: "if err != nil || !outcome.Slots(requests) {", new: "if true {",
+		tests: "TestRPCAtMostNCallsAreInFlight",
+	}, {
 		name: "http-unknown-passes", file: "internal/outcome/outcome.go", what: "a request passes on an unknown error",
 		old: "	default:\n		return http.StatusServiceUnavailable\n", new: "	default:\n		return 0\n",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
@@ -85,11 +101,11 @@ var httpMutations = []mutation{
 		tests: "TestHTTPACostThatCannotBeSettledIsObservedAndTheEstimateStays|TestHTTPARefundThatFailsIsObservedAndTheTokensStayTaken",
 	}, {
 		name: "http-settle-denied", file: "ratelimit/httplimit/httplimit.go", what: "a denied request that passes is settled",
-		old: "granted := limited && d.Status == 0", new: "granted := limited",
+		old: "	case d.Status == 0:\n		c.result", new: "	case true:\n		c.result",
 		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
 	}, {
 		name: "http-settle-not-limited", file: "ratelimit/httplimit/httplimit.go", what: "SetCost fails in a handler whose request is not limited",
-		old: "		case m.Settle:\n", new: "		case false:\n",
+		old: "	case c == nil && m.Settle:\n", new: "	case false:\n",
 		tests: "TestHTTPACostThatMakesNoSenseIsAnErrorAndTheEstimateStays",
 	}, {
 		name: "http-cost-nan", file: "ratelimit/httplimit/settle.go", what: "NaN is a cost",
@@ -214,7 +230,7 @@ var httpMutations = []mutation{
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant|TestWithoutAnObserverNoRequestsAreLogged",
 	}, {
 		name: "http-not-limited-wrapped", file: "ratelimit/httplimit/httplimit.go", what: "ErrNotLimited is an error if it is wrapped",
-		old: "errors.Is(d.Err, ErrNotLimited)", new: "d.Err == ErrNotLimited",
+		old: "case errors.Is(err, ErrNotLimited):", new: "case err == ErrNotLimited:",
 		tests: "TestHTTPRequestsThatAreSaidNotToBeLimitedPassUnasked",
 	}, {
 		name: "http-policy-period", file: "ratelimit/httplimit/fields.go", what: "w is the period, whatever the capacity",
@@ -322,15 +338,15 @@ var httpMutations = []mutation{
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
 		name: "http-policy-status", file: "internal/outcome/outcome.go", what: "a denial by policy is a 429",
-		old: "errors.As(err, &denied) && denied.RetryAt.IsZero():", new: "errors.As(err, &denied) && false:",
+		old: "if _, never := RetryAt(denied); never {", new: "if _, never := RetryAt(denied); false && never {",
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-retry-after", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy has a Retry-After",
-		old: "if d.Status == http.StatusTooManyRequests {", new: "if !d.Result.At.IsZero() {",
+		old: "outcome.RetryAt(denied); !result.RetryAt.IsZero() {", new: "outcome.RetryAt(denied); !result.At.IsZero() {",
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-problem", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy is reported as an exceeded quota",
-		old: "exceeded.RetryAt.IsZero()", new: "false",
+		old: "d.Status == http.StatusForbidden {", new: "false {",
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-unasked", file: "ratelimit/httplimit/fields.go", what: "limits that were not asked are reported to have 0 left",
@@ -338,7 +354,7 @@ var httpMutations = []mutation{
 		tests: "TestFields",
 	}, {
 		name: "http-policy-reset", file: "ratelimit/httplimit/fields.go", what: "a denial by policy has a RetryAt",
-		old: "return s.RetryAt.Sub(result.At), !s.RetryAt.IsZero()", new: "return s.RetryAt.Sub(result.At), true",
+		old: "	if !known || at.IsZero() {", new: "	if !known {",
 		tests: "TestFields",
 	}, {
 		name: "http-unlimited-field", file: "ratelimit/httplimit/fields.go", what: "an unlimited limit has a policy",

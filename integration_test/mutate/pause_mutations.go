@@ -33,7 +33,7 @@ var pauseMutations = []mutation{
 	}, {
 		name: "pause-late", file: pause, what: "a pause that has passed refills for the time since",
 		old: "greatest(max(r.ts), at, until)", new: "greatest(max(r.ts), until)",
-		tests: pausesModel,
+		tests: "TestAPauseReadsTheClockAfterWaiting",
 	}, {
 		name: "pause-of-one-shard", file: pause, what: "each shard has the tokens of all",
 		old: ", mosts[i]) / m::double precision;", new: ", mosts[i]);",
@@ -162,12 +162,20 @@ var pauseMutations = []mutation{
 		tests: "TestPauseRefuses",
 	}, {
 		name: "pause-go-far", file: pauseGo, what: "an epoch read as seconds reaches the server",
-		old: "until.Sub(now) > maxPause || ", new: "",
+		old: "lasts > maxPause || lasts < -maxPause", new: "lasts < -maxPause",
 		tests: "TestPauseRefuses",
 	}, {
 		name: "pause-go-past", file: pauseGo, what: "seconds read as an epoch pause nothing",
-		old: " || now.Sub(until) > maxPause)", new: ")",
+		old: "lasts > maxPause || lasts < -maxPause", new: "lasts > maxPause",
 		tests: "TestPauseRefuses",
+	}, {
+		name: "pause-go-over", file: pauseGo, what: "a Retry-After of 0 empties the key",
+		old: "c.lasts <= 0 {", new: "c.lasts < 0 {",
+		tests: "TestPause",
+	}, {
+		name: "pause-hand-over", file: pause, what: "by hand, a pause that is over empties the key",
+		old: "    IF until <= at THEN -- it is over\n        RETURN NULL;\n    END IF;\n", new: "",
+		tests: "TestPauseBySQL",
 	}, {
 		name: "pause-shown", file: "internal/algebra/algebra.go", what: "a balance says that every key is paused that was used a moment later",
 		old: "return until, until > now+1e6", new: "return until, until > now",

@@ -115,8 +115,8 @@ var rpcMutations = []mutation{
 		old: "call.Header[http.CanonicalHeaderKey(name)]", new: "call.Header[name]",
 		tests: "TestRPCRequestsKnowTheMethodThePeerAndTheMetadata",
 	}, {
-		name: "rpc-stream-open", file: "ratelimit/rpclimit/grpc.go", what: "a gRPC stream opens without a limit",
-		old: "		if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {\n			return refusal.Err()\n		}\n", new: "",
+		name: "rpc-stream-open", file: "ratelimit/rpclimit/grpc.go", what: "a denied stream ends without an error",
+		old: "			return refusal.Err()\n", new: "			return nil\n",
 		tests: "TestRPCAStreamIsLimitedWhenItOpens",
 	}, {
 		name: "rpc-message-again", file: "ratelimit/rpclimit/grpc.go", what: "after a refused gRPC message, the next one is received",
@@ -127,8 +127,8 @@ var rpcMutations = []mutation{
 		old: "		s.refused = refusal.Err()\n", new: "		_ = refusal\n",
 		tests: "TestRPCEachMessageOfAStreamIsLimited",
 	}, {
-		name: "rpc-connect-stream-open", file: "ratelimit/rpclimit/connect.go", what: "a Connect stream opens without a limit",
-		old: "		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {\n			return connectError(refusal)\n		}\n", new: "",
+		name: "rpc-connect-stream-open", file: "ratelimit/rpclimit/connect.go", what: "a denied stream ends without an error",
+		old: "			return connectError(refusal)\n", new: "			return nil\n",
 		tests: "TestRPCAStreamIsLimitedWhenItOpens",
 	}, {
 		name: "rpc-connect-message-again", file: "ratelimit/rpclimit/connect.go", what: "after a refused Connect message, the next one is received",
@@ -148,7 +148,7 @@ var rpcMutations = []mutation{
 		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
 	}, {
 		name: "rpc-policy", file: "ratelimit/rpclimit/refusal.go", what: "a denial by policy says when to retry",
-		old: "if !denied.RetryAt.IsZero() {", new: "if true {",
+		old: "outcome.RetryAt(denied); never {", new: "outcome.RetryAt(denied); false && never {",
 		tests: "TestADenialByPolicyIsPermissionDenied",
 	},
 }

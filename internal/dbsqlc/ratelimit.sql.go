@@ -322,36 +322,42 @@ func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
 }
 
 const Extend = `-- name: Extend :one
-SELECT e.ended, e.lost, e.busy
-  FROM ratelimit._extend($1::text[], $2::text[], $3::text[], $4::uuid[], $5::interval[], $6::timestamptz) AS e
+SELECT e.ended, e.lost, e.busy, coalesce($1::timestamptz, statement_timestamp())::timestamptz AS at
+  FROM ratelimit._extend($2::text[], $3::text[], $4::text[], $5::uuid[], $6::interval[], $1::timestamptz) AS e
 `
 
 type ExtendParams struct {
+	Now    *time.Time
 	Names  []string
 	Keys   []string
 	Ids    []string
 	Tokens []string
 	Ttls   []time.Duration
-	Now    *time.Time
 }
 
 type ExtendRow struct {
 	Ended []int32
 	Lost  []int32
 	Busy  []int32
+	At    pgtype.Timestamptz
 }
 
 func (q *Queries) Extend(ctx context.Context, arg ExtendParams) (ExtendRow, error) {
 	row := q.db.QueryRow(ctx, Extend,
+		arg.Now,
 		arg.Names,
 		arg.Keys,
 		arg.Ids,
 		arg.Tokens,
 		arg.Ttls,
-		arg.Now,
 	)
 	var i ExtendRow
-	err := row.Scan(&i.Ended, &i.Lost, &i.Busy)
+	err := row.Scan(
+		&i.Ended,
+		&i.Lost,
+		&i.Busy,
+		&i.At,
+	)
 	return i, err
 }
 
