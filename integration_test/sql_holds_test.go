@@ -500,7 +500,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	mustExec(t, app, docSQL(t, "docs/holds.md", "SELECT token, expires FROM ratelimit.hold"))
 	listing := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit.holds")
 	for _, pool := range []*pgxpool.Pool{app, operator, looker} {
-		if got := lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(listing, ";")+") AS w"); got != "(\"job 17\",1,f)" {
+		if got := lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(listing, ";")+") AS w"); got != "(\"acme/job 17\",1,f)" {
 			t.Error(got)
 		}
 	}
@@ -510,7 +510,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	mustExec(t, operator, "SELECT ratelimit.block('budget', 'acme', forever => true)")
 	mustExec(t, operator, docSQL(t, "docs/holds.md", "its worker hangs"))
 	h.has(rendersByHand.Key("acme"), 2)
-	if got := lines(t, owner, "SELECT key, reason, made_by FROM ratelimit.overrides WHERE effect = 'release'"); got != "(acme,\"job 17: its worker hangs\",ann)" {
+	if got := lines(t, owner, "SELECT key, reason, made_by FROM ratelimit.overrides WHERE effect = 'release'"); got != "(acme,\"acme/job 17: its worker hangs\",ann)" {
 		t.Error(got)
 	}
 

@@ -5069,7 +5069,7 @@ or when ttl is over. A rollback gives them back.
 
     SELECT ratelimit.hold('projects', 'team 7', 'project 17', forever => true)
 
-    SELECT token FROM ratelimit.hold('renders', 'acme', 'job 17', ttl => '5 minutes')
+    SELECT token FROM ratelimit.hold('renders', 'acme', 'acme/job 17', ttl => '5 minutes')
 
 The numbers are those that a program has published (ratelimit.publish), under the override in force. A block denies. The key stays locked until the
 transaction ends: claim the job, hold, commit, and work then. Hold of the Go library is the same.
@@ -5187,7 +5187,7 @@ limits and keys that the hold has. It returns whether there was such a hold. One
 
     SELECT ratelimit.release('projects', 'team 7', 'project 17')
 
-    SELECT ratelimit.release('renders', 'acme', 'job 17', reason => 'its worker hangs', who => 'ann')
+    SELECT ratelimit.release('renders', 'acme', 'acme/job 17', reason => 'its worker hangs', who => 'ann')
 
 Arguments:
   name    the name of the limit; of several that the hold has, any

@@ -141,9 +141,9 @@ had come late, but its work goes on: stop the work first, or two have one slot. 
 
 It waits at most 10 seconds for a transaction that holds a row. Without KEY it is for a limit without keys. Of tokens, a program must have
 published their numbers. Who did it, when and why is in the history: txlimit overrides --all, and txlimit show.`,
-		Example: `  txlimit release renders acme 'job 17' --reason 'its worker hangs'
-  txlimit release imports 'job 17'    # a limit without keys
-  txlimit release renders 'job 17' --part eu --part acme`,
+		Example: `  txlimit release renders acme 'acme/job 17' --reason 'its worker hangs'
+  txlimit release imports 'acme/job 17'    # a limit without keys
+  txlimit release renders 'acme/job 17' --part eu --part acme`,
 		Args:              func(_ *cobra.Command, args []string) error { return limitKeyAndID(args, a.parts) },
 		ValidArgsFunction: a.completeHold,
 	}

@@ -43,7 +43,7 @@ func open(ctx context.Context, pool *pgxpool.Pool) (*ratelimit.Limiter, error) {
 
 // export does one delivery of a job.
 func export(ctx context.Context, limits *ratelimit.Limiter, pool *pgxpool.Pool, job int, team string) error {
-	return limits.During(ctx, pool, fmt.Sprintf("export %d", job), ttl, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
+	return limits.During(ctx, pool, fmt.Sprintf("%s/export/%d", team, job), ttl, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
 		var run int
 		err := pool.QueryRow(ctx, "INSERT INTO runs (job, team, pid, began) VALUES ($1, $2, $3, clock_timestamp()) RETURNING id", job, team, os.Getpid()).Scan(&run)
 		if err != nil {

@@ -261,7 +261,7 @@ func lastSlot(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter
 		return err
 	}
 	defer func() { _ = tx.Rollback(ctx) }()
-	other, err := limits.Hold(ctx, tx, "faster", time.Minute, slots.Key("gold").Count(8))
+	other, err := limits.Hold(ctx, tx, "gold/faster", time.Minute, slots.Key("gold").Count(8))
 	if err != nil {
 		return err
 	}

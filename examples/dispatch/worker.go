@@ -89,7 +89,7 @@ func fetch(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter, w
 			j := jobs[i]
 			j.taken, j.receipt = token.At, token.Receipt()
 			if j.tenant != full {
-				held, err := limits.Hold(ctx, tx, fmt.Sprint("job ", j.id), lease, slots.Key(j.tenant))
+				held, err := limits.Hold(ctx, tx, fmt.Sprintf("%s/job/%d", j.tenant, j.id), lease, slots.Key(j.tenant))
 				if err == nil && held.Token == "" {
 					return fmt.Errorf("job %d waits, and its slot is somebody's", j.id)
 				}

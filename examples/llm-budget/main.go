@@ -47,7 +47,7 @@ const team = "acme"
 
 // ask makes a call. Whatever happens in it, what it has used is charged, and the rest of the estimate comes back.
 func ask(ctx context.Context, limits *ratelimit.Limiter, pool *pgxpool.Pool, id string, uses, hangsUpAfter int) error {
-	return limits.During(ctx, pool, id, ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+	return limits.During(ctx, pool, team+"/"+id, ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
 		used, err := stream(ctx, uses, hangsUpAfter)
 		return []ratelimit.Request{budget.Key(team).Count(float64(used))}, err
 	}, budget.Key(team).Count(estimate))
@@ -77,7 +77,7 @@ func die(url string) error {
 	if err != nil {
 		return err
 	}
-	return limits.During(ctx, pool, "call of the dead", ttl, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) {
+	return limits.During(ctx, pool, team+"/call of the dead", ttl, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) {
 		self, err := os.FindProcess(os.Getpid())
 		if err != nil {
 			return nil, err

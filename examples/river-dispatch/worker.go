@@ -44,7 +44,7 @@ func (w *worker) Work(ctx context.Context, job *river.Job[email]) error {
 	if w.mode != reserved {
 		requests = append(requests, rates.Key(job.Args.Tenant))
 	}
-	err := w.limits.During(ctx, w.pool, fmt.Sprint("job ", job.ID), ttl, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
+	err := w.limits.During(ctx, w.pool, fmt.Sprintf("%s/email/%d", job.Args.Tenant, job.ID), ttl, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
 		if err := w.began(ctx, job, held); err != nil {
 			return nil, err
 		}
