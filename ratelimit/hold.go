@@ -52,25 +52,28 @@ const NoEnd time.Duration = math.MinInt64
 //
 //	held, err := limits.Hold(ctx, pool, customer+"/render/"+job.ID, 5*time.Minute, renders.Key(customer), rendersInAll.Global())
 //
-// id is the caller's name for the work: a job, not a worker. Put into it what makes it one: the customer, the kind of work, its number. A key that
-// customers share, as of Global, knows the ids of all, and refuses one for a day after it was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
-// 366 days, or [NoEnd]. Any other ttl is [ErrInvalid].
+// id is the caller's name for the work: a job, not a worker. Put into it what makes it one: the customer, the kind of
+// work, its number. A key that customers share, as of Global, knows the ids of all, and refuses one for a day after it
+// was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to 366
+// days, or [NoEnd]. Any other ttl is [ErrInvalid].
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
 // and nothing is taken.
 //
-// A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least, and is otherwise as it was. [ErrHoldLost]:
-// it was settled or released, or its time was over and it was given back; of several limits, then some may be extended. It is for a pool or a
-// connection, not for a transaction, takes nothing, and is not reported to the Observer. [Limiter.During] does it by itself.
+// A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least, and is
+// otherwise as it was. [ErrHoldLost]: it was settled or released, or its time was over and it was given back; of
+// several limits, then some may be extended. It is for a pool or a connection, not for a transaction, takes nothing,
+// and is not reported to the Observer. [Limiter.During] does it by itself.
 //
 // What expired holds have taken counts as there, for every verb. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing
 // else is taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
 //
-// With [WaitUpTo], it waits for room. In a transaction, it locks the keys until COMMIT: claim the job, hold, commit, work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back
-// after the snapshot, and deny. After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error.
-// That also ends a Hold that is still on its way, which is [ErrHoldLost] then. A [Coalescer] sends it to its Pool, alone. The
-// database in memory of package ratelimittest has no holds.
+// With [WaitUpTo], it waits for room. In a transaction, it locks the keys until COMMIT: claim the job, hold, commit,
+// work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back after the snapshot, and deny.
+// After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error.
+// That also ends a Hold that is still on its way, which is [ErrHoldLost] then. A [Coalescer] sends it to its Pool,
+// alone. The database in memory of package ratelimittest has no holds.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
 	held, _, err := l.hold(ctx, db, id, ttl, requests)
 	return held, err

@@ -19,9 +19,10 @@ var slotsVary = calendar.PeriodText(0)
 // when their hold expires: a semaphore that a dead worker cannot keep. n is 0 to 1e9; with 0 nothing is granted ([ReasonPlan]). A request is
 // for one slot, or for a whole number of them ([Request.Count]).
 //
-// A new n counts at once: a larger one grants more, and a smaller one lets those run that hold a slot. The only option is [Varies], of 0: then
-// keys may have an n of their own, by [Limit.With] with [Capacity]. A [Limiter.Override] of the capacity is an n, too. The middlewares of packages
-// httplimit and rpclimit take slots, too. Every verb but Hold, Settle, Release, During, Balance, and those about overrides, is [ErrInvalid].
+// A new n counts at once: a larger one grants more, and a smaller one lets those run that hold a slot. The only option
+// is [Varies], of 0: then keys may have an n of their own, by [Limit.With] with [Capacity]. A [Limiter.Override] of the
+// capacity is an n, too. The middlewares of packages httplimit and rpclimit take slots, too. Every verb but Hold,
+// Settle, Release, During, Balance, and those about overrides, is [ErrInvalid].
 //
 // A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func Slots(name string, n int, options ...Option) Limit {

@@ -241,7 +241,8 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	return err
 }
 
-// about is what a call is about besides its requests: the receipt of a Refund, the hold of a verb about holds, or how long a Pause lasts.
+// about is what a call is about besides its requests: the receipt of a Refund, the hold of a verb about holds, or how
+// long a Pause lasts.
 type about struct {
 	receipt Receipt
 	hold    *holding

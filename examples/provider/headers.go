@@ -18,8 +18,9 @@ type budget struct {
 	saysUntil bool
 }
 
-// retryAfter reads how long it takes until a provider answers again: from Retry-After, else from the budgets, of which it takes the one that
-// is back last. Those that have something left do not count, unless all have. It is 0 to the longest pause.
+// retryAfter reads how long it takes until a provider answers again: from Retry-After, else from the budgets, of which
+// it takes the one that is back last. Those that have something left do not count, unless all have. It is 0 to the
+// longest pause.
 //
 //	retry-after-ms: 30000                            milliseconds: OpenAI, Azure
 //	Retry-After: 30                                  seconds, also 2.0, or a date (RFC 9110): most

@@ -214,7 +214,8 @@ func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
 	t.promise(to.ID, t.promised(from.ID))
 }
 
-// Pause empties token buckets to their counts, and refills nothing before until. It returns when all of them are refilled.
+// Pause empties token buckets to their counts, and refills nothing before until. It returns when all of them are
+// refilled.
 func (t Table) Pause(ds []Demand, until, now algebra.Micros) (ends algebra.Micros) {
 	for _, d := range ds {
 		t.fill(d, now)

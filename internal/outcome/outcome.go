@@ -77,8 +77,8 @@ func Unanswered(r ratelimit.Result) ratelimit.Result {
 // OfSlots reports whether a limit is of slots.
 func OfSlots(l ratelimit.Limit) bool { return l.Config().Kind == "slots" }
 
-// RetryAt is when a denied call may be tried again, as far as that is known: nobody knows when the work of others ends. It is zero if
-// slots alone denied it. never reports whether waiting does not help.
+// RetryAt is when a denied call may be tried again, as far as that is known: nobody knows when the work of others ends.
+// It is zero if slots alone denied it. never reports whether waiting does not help.
 func RetryAt(denied *ratelimit.DeniedError) (at time.Time, never bool) {
 	full := false
 	for _, s := range denied.Requests {

@@ -90,8 +90,9 @@ type Middleware struct {
 	// is not limited, it returns [ErrNotLimited]. No requests and no error is a mistake, answered with 500. [By] makes it for
 	// one limit; [ClientIP], [APIKey] and [Cost] help to write it.
 	//
-	// If one of the limits is of [ratelimit.Slots], all are held while the handler runs, as by [ratelimit.Limiter.During], with an id of the
-	// middleware's own and a ttl of a minute: at most n requests are in flight. The request's context also ends when the hold is lost.
+	// If one of the limits is of [ratelimit.Slots], all are held while the handler runs, as by
+	// [ratelimit.Limiter.During], with an id of the middleware's own and a ttl of a minute: at most n requests are in
+	// flight. The request's context also ends when the hold is lost.
 	Requests func(r *http.Request) ([]ratelimit.Request, error)
 
 	// Failed makes this a limit on failures. It reports whether an answer with this status is a failure; after all other
@@ -178,7 +179,8 @@ type Decision struct {
 	// it has no requests.
 	Result ratelimit.Result
 
-	// Err is nil for a granted request. After the handler, it matches [ratelimit.ErrHoldLost] if its slots may have been another's.
+	// Err is nil for a granted request. After the handler, it matches [ratelimit.ErrHoldLost] if its slots may have
+	// been another's.
 	Err error
 
 	// Status is the status with which a request that was not granted is refused. It is 0 for a grant. It is also 0, with

@@ -21,8 +21,8 @@ import (
 // the request's context. SetCost sends nothing to the database, and is safe for concurrent use.
 //
 // If nothing was taken ([ErrNotLimited], FailOpen, ObserveOnly), SetCost does nothing and returns nil. It returns
-// [ratelimit.ErrInvalid], and changes nothing, if the cost is not a number of tokens, if the limit is of slots, if the request
-// did not ask for it, if the handler has returned, or if no Middleware with Settle is around it.
+// [ratelimit.ErrInvalid], and changes nothing, if the cost is not a number of tokens, if the limit is of slots, if the
+// request did not ask for it, if the handler has returned, or if no Middleware with Settle is around it.
 func SetCost(ctx context.Context, limit ratelimit.Limit, cost float64) error {
 	err := errors.New("no Middleware with Settle is around the handler")
 	c, _ := ctx.Value(costsKey{}).(*costs)

@@ -14,10 +14,10 @@
 //
 // # What clients see
 //
-// A denied call fails with ResourceExhausted. Its details are a google.rpc.RetryInfo, whose delay is the time until the same
-// call would be granted (none if slots alone denied it), and a google.rpc.QuotaFailure with a violation for each limit that denied. quota_id is the limit's
-// name, and quota_value its capacity, rounded down. No detail has the key, so subject is empty. The message states what
-// was asked for and what remains.
+// A denied call fails with ResourceExhausted. Its details are a google.rpc.RetryInfo, whose delay is the time until the
+// same call would be granted (none if slots alone denied it), and a google.rpc.QuotaFailure with a violation for each
+// limit that denied. quota_id is the limit's name, and quota_value its capacity, rounded down. No detail has the key,
+// so subject is empty. The message states what was asked for and what remains.
 //
 // A call that can never be granted fails with ResourceExhausted, too, but has no details: waiting does not help. A call that
 // is denied by a rate of 0, or by a block without an end, fails with PermissionDenied, with a QuotaFailure (see [ratelimit.DeniedError]).
@@ -141,8 +141,8 @@ type Decision struct {
 	// Err is nil for a granted call.
 	Err error
 
-	// Code is the code with which a call that was not granted is refused. It is OK for a grant, and, with Err set, if slots could not be freed
-	// after the handler, or were lost ([ratelimit.ErrHoldLost]).
+	// Code is the code with which a call that was not granted is refused. It is OK for a grant, and, with Err set, if
+	// slots could not be freed after the handler, or were lost ([ratelimit.ErrHoldLost]).
 	Code codes.Code
 
 	// Passed says that the handler is called, or gets the message: after a grant, or by ObserveOnly or FailOpen.
@@ -154,8 +154,8 @@ type Decision struct {
 
 type requestsFunc = func(ctx context.Context, call Call) ([]ratelimit.Request, error)
 
-// around calls next for a call that passes, while what it asks for is held if there are slots in it. It returns the refusal of one that
-// does not pass, and was not called.
+// around calls next for a call that passes, while what it asks for is held if there are slots in it. It returns the
+// refusal of one that does not pass, and was not called.
 func (i Interceptor) around(ctx context.Context, call Call, next func(ctx context.Context)) *status.Status {
 	requests, err := i.requests(ctx, i.Requests, call)
 	if err != nil || !outcome.Slots(requests) {
