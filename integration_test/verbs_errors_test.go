@@ -347,6 +347,17 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: in memory": func(c *failing) error {
 			return second(c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request()))
 		},
+		"Hold: extended in a transaction": func(c *failing) error {
+			return c.begun(func(conn *pgx.Conn) error { return second(c.limiter.Hold(c.ctx, conn, c.holdOf(), time.Minute)) })
+		},
+		"Hold: extended, to no end": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, c.holdOf(), ratelimit.NoEnd))
+		},
+		"Hold: waiting in a transaction": func(c *failing) error {
+			return c.begun(func(conn *pgx.Conn) error {
+				return second(c.limiter.Hold(ratelimit.WaitUpTo(c.ctx, time.Minute), conn, "work", time.Minute, c.request()))
+			})
+		},
 		"Once: in memory": func(c *failing) error {
 			return second(c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request()))
 		},
@@ -467,6 +478,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Refund: all of nothing": func(c *failing) error {
 			return second(c.known(c.limit).limiter.Refund(c.ctx, c.pool, c.altered(`"count":1`, `"count":1e-15,"refunded":9e-16`)))
 		},
+		"Hold: extended, of no limit": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, holdToken, time.Minute))
+		},
 		"Settle: a token of no limit": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken)) },
 		"Settle: all of no token":     func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, "~")) },
 		"Settle: two fields": func(c *failing) error {
@@ -535,6 +549,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 	})
 	add(failure{is: ratelimit.ErrHoldLost}, map[string]func(c *failing) error{
+		"Hold: extended, no hold": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, c.holdOf(), time.Minute))
+		},
 		"Settle: no hold": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken, c.request())) },
 	})
 	add(failure{is: ratelimit.ErrHoldLost, gone: 1}, map[string]func(c *failing) error{

@@ -50,9 +50,6 @@ func (l *Limiter) During(
 	ctx context.Context, db DB, id string, ttl time.Duration,
 	fn func(ctx context.Context, held Held) (used []Request, err error), requests ...Request,
 ) error {
-	if fn == nil {
-		return invalidCall(requests, "the function is nil")
-	}
 	_, err := l.during(ctx, db, id, ttl, fn, nil, requests)
 	return err
 }
@@ -89,6 +86,8 @@ func (l *Limiter) during(
 	switch {
 	case err != nil:
 		return unasked, err
+	case fn == nil:
+		return unasked, invalidCall(requests, "the function is nil")
 	case ttl == NoEnd:
 		return unasked, invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
 	case ttl < minTTL || ttl > maxTTL:

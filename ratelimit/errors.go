@@ -19,7 +19,7 @@ import (
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume, SendTx
-//	ErrHoldLost           the hold is, or may be, another's: Settle, Release (by the id of a hold that has an end), During
+//	ErrHoldLost           the hold is, or may be, another's: Hold (of its Token), Settle, Release (by the id of a hold that has an end), During
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
 //	                      ConsumeEach, Hold, Settle, Release, During (or its function has used what was not held), Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
@@ -88,7 +88,7 @@ var (
 	// transaction back.
 	//
 	// It is also matched by the error of a [Limiter.Settle] or [Limiter.Release] that has the id of a hold with an end, and requests, in place of
-	// its Token; by that of a [Limiter.Hold] whose Token was released before it came; and by the error of a [Limiter.During] whose hold was lost or could not be extended, and by the cause of its function's
+	// its Token; by that of a [Limiter.Hold] whose Token was released before it came, or of a Token whose hold has ended; and by the error of a [Limiter.During] whose hold was lost or could not be extended, and by the cause of its function's
 	// context then ([context.Cause]).
 	ErrHoldLost = errors.New("ratelimit: the hold was lost")
 

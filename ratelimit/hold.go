@@ -118,31 +118,35 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 	}
 	defer l.life.leave()
 	read, err := readToken(token)
+	var held []Request // for errors
+	for _, t := range read.list {
+		held = append(held, l.unnamed(t, false))
+	}
 	switch {
 	case err != nil:
 		return Held{}, invalidCall(nil, err.Error())
 	case len(read.list) == 0:
 		return Held{}, invalidCall(nil, "the token does not say of which limits it is, and cannot be extended")
 	case ttl < minTTL || ttl > maxTTL:
-		return Held{}, invalidCall(nil, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
+		return Held{}, invalidCall(held, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
 	}
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
 	}
 	switch {
 	case noDatabase(db):
-		return Held{}, invalidCall(nil, noDatabaseText)
+		return Held{}, invalidCall(held, noDatabaseText)
 	case isInMemory(db):
-		return Held{}, invalidCall(nil, "the database in memory of package ratelimittest has no holds: test them with Postgres")
+		return Held{}, invalidCall(held, "the database in memory of package ratelimittest has no holds: test them with Postgres")
 	case handles.IsTx(db) || inTransaction(db):
-		return Held{}, invalidCall(nil, "in a transaction, a hold would stay locked, and another could not extend or settle it: extend it on a pool")
+		return Held{}, invalidCall(held, "in a transaction, a hold would stay locked, and another could not extend or settle it: extend it on a pool")
 	}
-	if err = errOutside(ctx, verbHold, db, nil); err != nil {
+	if err = errOutside(ctx, verbHold, db, held); err != nil {
 		return Held{}, err
 	}
 	now, err := l.now()
 	if err != nil {
-		return Held{}, invalidCall(nil, err.Error())
+		return Held{}, invalidCall(held, err.Error())
 	}
 	args := dbsqlc.ExtendParams{Now: nullable(now)}
 	for _, t := range read.list {
@@ -154,14 +158,14 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 		answer, err := line.extend(ctx, args)
 		switch {
 		case err != nil:
-			return Held{}, explainCall(verbHold, nil, err)
+			return Held{}, explainCall(verbHold, held, err)
 		case len(answer.Lost)+len(answer.Ended) > 0:
-			return Held{}, fmt.Errorf("%w: it was ended, or given back", ErrHoldLost)
+			return Held{}, fmt.Errorf("%w: %sit was ended, or given back", ErrHoldLost, limitsOf(held))
 		case len(answer.Busy) == 0:
 			at := answer.At.Time.UTC()
 			return Held{At: at, Token: token, Expires: at.Add(ttl)}, nil
 		case !backOff(ctx, attempt): // a transaction has locked it, to settle it perhaps
-			return Held{}, explainCall(verbHold, nil, over(ctx))
+			return Held{}, explainCall(verbHold, held, over(ctx))
 		}
 	}
 }

@@ -174,7 +174,7 @@ type Middleware struct {
 
 // Decision describes the decision about a request, for [Middleware.Observer].
 type Decision struct {
-	// Result is the result of [ratelimit.Limiter.Consume] or, after the handler, of Charge or Refund. If Err is set and is
+	// Result is the result of [ratelimit.Limiter.Consume] or Hold or, after the handler, of Charge or Refund. If Err is set and is
 	// not a [*ratelimit.DeniedError], its requests hold only Limit, Key and Count. After an error of [Middleware.Requests],
 	// it has no requests.
 	Result ratelimit.Result
