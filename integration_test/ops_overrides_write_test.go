@@ -273,18 +273,14 @@ func TestOperatorsNameAKeyOfALimitWithKeys(t *testing.T) {
 	api, bare, far := ratelimit.TokenBucket("api", 10, time.Minute), ratelimit.TokenBucket("bare", 10, time.Minute), ratelimit.Terms{Forever: true}
 	memory := ratelimittest.New(t)
 	for name, db := range map[string]ratelimit.DB{"Postgres": pool, "memory": memory} {
-		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: db}}
-		succeeds(t, limits.Overrides.Load(t.Context()))
-		ctx, until := t.Context(), time.Now().Add(time.Minute)
-		if name == "memory" {
-			until = memory.Now().Add(time.Minute)
-		}
+		ctx, limits := t.Context(), follow.By(&ratelimit.Limiter{}, follow.Settings{DB: db})
+		succeeds(t, follow.Load(ctx, limits))
 		succeeds(t, second(limits.Consume(ctx, db, api.Key("ann"))))
 		if _, err := limits.Consume(ctx, db, api.EveryKey()); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "EveryKey is only for Override") {
 			t.Errorf("%s: Consume of EveryKey: %v", name, err)
 		}
 		for verb, do := range map[string]func(ratelimit.Request) error{
-			"Pause":    func(r ratelimit.Request) error { return limits.Pause(ctx, db, until, r) },
+			"Pause":    func(r ratelimit.Request) error { return second(limits.Pause(ctx, db, time.Minute, r)) },
 			"Resume":   func(r ratelimit.Request) error { return limits.Resume(ctx, db, r) },
 			"Reset":    func(r ratelimit.Request) error { return limits.Reset(ctx, db, r) },
 			"Override": func(r ratelimit.Request) error { return second(limits.Override(ctx, db, r, far, ratelimit.Rate(5))) },

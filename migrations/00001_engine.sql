@@ -1354,6 +1354,9 @@ BEGIN
         PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
         DELETE FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
+        IF n = 0 THEN
+            PERFORM ratelimit._check_keyless(r.name, r.key);
+        END IF;
         deleted := deleted + n;
     END LOOP;
     FOR r IN
@@ -1408,8 +1411,12 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
-    IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN
-        PERFORM ratelimit._note_reset(name, key, reason, who);
+    IF coalesce(reason, who) IS NOT NULL THEN
+        IF deleted > 0 THEN
+            PERFORM ratelimit._note_reset(name, key, reason, who);
+        ELSE
+            PERFORM ratelimit._check_known(name);
+        END IF;
     END IF;
     RETURN deleted;
 END
@@ -1432,7 +1439,7 @@ With a reason or with who, it adds a row to ratelimit.overrides if it deletes ro
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
-  22023   an argument is invalid, or the key has slots that are in use
+  22023   an argument is invalid, or the key has slots that are in use; with a reason or who, also if nobody knows the limit, as for ratelimit.restore
 $text$;
 
 -- Decides many calls for one or several limits without shards. Each call is decided as if it had been made alone, in order.
@@ -1927,7 +1934,7 @@ BEGIN
     END IF;
     FOREACH part IN ARRAY parts LOOP
         n := n + 1;
-        IF coalesce(octet_length(part), 0) = 0 THEN -- a NULL key is every key of a block
+        IF coalesce(octet_length(part), 0) = 0 THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits: part %s of the key is empty or NULL', n);
         END IF;
         joined := CASE n WHEN 1 THEN '' ELSE joined || '|' END || replace(replace(part COLLATE "C", E'\\', E'\\\\'), '|', E'\\|');
@@ -2103,6 +2110,19 @@ RETURN CASE
     WHEN key IS NULL OR key = '' THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s; global => true is for a limit without keys',
         coalesce(octet_length(key)::text, 'NULL'))
     WHEN octet_length(key) > 1024 THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s', octet_length(key)) END;
+
+-- Refuses the empty key to an operator, where it has no row and another key of the limit has one: a key was forgotten.
+CREATE FUNCTION ratelimit._check_keyless(name text, key text) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF key = '' AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = '')
+       AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key > '') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it has keys: name one', name);
+    END IF;
+END
+$body$;
 
 -- These convert an instant to microseconds since 1970, and back. The interval has hours and no days, since Postgres adds days in
 -- the session's time zone.
@@ -2484,6 +2504,22 @@ BEGIN
 END
 $body$;
 
+-- A definition in the spelling of SQL: the Go library writes maxReserved, and 1 quarter.
+CREATE FUNCTION ratelimit._spelled(definition jsonb, number bigint) RETURNS jsonb
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF jsonb_typeof(definition) = 'object' AND definition ? 'maxReserved'::text THEN
+        IF definition ? 'max_reserved'::text THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definition %s: max_reserved is there twice, once as maxReserved', number);
+        END IF;
+        definition := pg_catalog.jsonb_set(definition - 'maxReserved'::text, '{max_reserved}', definition->'maxReserved'::text);
+    END IF;
+    RETURN CASE definition->>'period'::text WHEN '1 quarter' THEN pg_catalog.jsonb_set(definition, '{period}', '"3 months"') ELSE definition END;
+END
+$body$;
+
 -- ratelimit.publish, and what a process of the Go library says of its list:
 --
 --   heartbeat   NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
@@ -2701,6 +2737,9 @@ BEGIN
     IF definitions = '[]' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must not be empty. To withdraw what program %1$L has published: SELECT ratelimit.withdraw(%1$L)', program);
     END IF;
+    IF jsonb_typeof(definitions) = 'array' THEN
+        SELECT pg_catalog.jsonb_agg(ratelimit._spelled(e.value, e.number) ORDER BY e.number) INTO definitions FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
+    END IF;
     SELECT p.counts, p.others INTO counts, others FROM ratelimit._publish(program COLLATE "C", definitions, NULL::boolean) AS p;
 END
 $body$;
@@ -2713,7 +2752,7 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit.consume, of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit.consume, or as the Go library writes them (maxReserved, '1 quarter'), of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00', and a
@@ -2995,7 +3034,7 @@ BEGIN
     IF n.effect = 'numbers' AND n.kind IS NULL THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
-            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit.publish).';
+            HINT = pg_catalog.concat('Published are ' || ratelimit._nearest(name) || '. ', 'Pass rate and period, or have a program publish its limits (ratelimit.publish).');
     ELSIF n.effect = 'varies' AND NOT varying THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
@@ -3028,6 +3067,47 @@ BEGIN
 END
 $body$;
 
+-- Refuses the name of a limit to an operator, if programs publish limits and nobody knows it.
+CREATE FUNCTION ratelimit._check_known(name text) RETURNS void
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name)
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name)
+       AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %s: nobody knows it: no program has published it, and it has no row and no override', quote_nullable(left(name, 255))),
+            HINT = pg_catalog.format('Published are %s.', ratelimit._nearest(name));
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL; -- a role that does not see all of them
+END
+$body$;
+
+-- Returns the key of an override: NULL for every key, and for a limit without keys.
+CREATE FUNCTION ratelimit._scope(name text, key text, global boolean, every_key boolean) RETURNS text
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN global IS NULL OR every_key IS NULL THEN 'global and every_key must be true or false, not NULL'
+        WHEN every_key AND (global OR key IS NOT NULL) THEN 'key must be NULL, and global false, with every_key => true'
+        WHEN every_key THEN NULL
+        WHEN key IS NULL AND NOT global THEN 'key must be given, not NULL: every_key => true is for every key, global => true for a limit without keys'
+        ELSE ratelimit._wrong_key(key, global) END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    IF global THEN
+        PERFORM ratelimit._check_keyless(name, '');
+    END IF;
+    RETURN key;
+END
+$body$;
+
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
 CREATE FUNCTION ratelimit._insert_override(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
@@ -3050,8 +3130,6 @@ BEGIN
              AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d
                  WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');
     wrong := CASE
-        WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
-            pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
         WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
@@ -3089,13 +3167,14 @@ END
 $body$;
 
 CREATE FUNCTION ratelimit.override(
-    name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
-    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
+    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean, boolean, boolean) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs that call ratelimit.Open follow within two
 seconds of the commit.
 
@@ -3103,8 +3182,7 @@ seconds of the commit.
 
 Arguments:
   name          the name of the limit
-  key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
-                is forgotten must not mean all of them
+  key           the key as it is stored; NULL or empty is an error, unless global or every_key is true
   rate          tokens per period; default NULL: as defined. ratelimit.block is for a rate of 0
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
                 how many there are: they have no other number
@@ -3113,6 +3191,9 @@ Arguments:
   reason        why, for those who look later: at most 4096 bytes
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
   forever       true: it has no end, and until must be NULL. Default false
+  global        true: the limit has no keys, and key must be NULL. Default false. It is an error if the limit has rows, and all have keys: a
+                net for a forgotten key, and no promise
+  every_key     true: it is for every key that has no override of its own, and key must be NULL. Default false
 
 It returns the id of its row in ratelimit.overrides. New numbers add no tokens to what a key has: see ratelimit.add. The newest
 override wins, but a block in force stays (a notice says so): see ratelimit.unblock. ratelimit.restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
@@ -3122,38 +3203,41 @@ Errors:
 $text$;
 
 CREATE FUNCTION ratelimit.block(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'block', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text, boolean) IS $text$
-Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
+COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text, boolean, boolean, boolean) IS $text$
+Denies a key of a rate limit everything, or with every_key all of them, until an instant or for good. Refunds, resets and tokens that
 were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit.override.
 
     SELECT ratelimit.block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
 
-    -- a limit without keys, or every key
-    SELECT ratelimit.block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
+    SELECT ratelimit.block('signUps', every_key => true, until => now() + interval '1 hour', reason => 'spam wave')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
-were then. Programs without ratelimit.Open, and SQL with numbers of its own, know of no block.
+were then. Programs without ratelimit.Open know of no block.
 $text$;
 
 CREATE FUNCTION ratelimit.unlimited(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'unlimited', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text, boolean) IS $text$
-Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
+COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text, boolean, boolean, boolean) IS $text$
+Grants a key of a rate limit everything, or with every_key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
 and result are the same as for ratelimit.override.
 
     SELECT ratelimit.unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
 $text$;
 
-CREATE FUNCTION ratelimit.restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
+CREATE FUNCTION ratelimit.restore(
+    name text, key text DEFAULT NULL, effect text DEFAULT NULL, who text DEFAULT NULL, global boolean DEFAULT false, every_key boolean DEFAULT false
+) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
 #variable_conflict use_variable
@@ -3171,6 +3255,8 @@ BEGIN
     IF octet_length(who) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
+    key := ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key);
+    PERFORM ratelimit._check_known(name COLLATE "C");
     ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
         ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
@@ -3184,22 +3270,29 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION ratelimit.restore(text, text, text, text) IS $text$
-Ends the overrides in force for a key of a rate limit, or with a NULL key those for all keys, and returns how many.
+COMMENT ON FUNCTION ratelimit.restore(text, text, text, text, boolean, boolean) IS $text$
+Ends the overrides in force for a key of a rate limit, or with every_key those for all keys, and returns how many.
 
     SELECT ratelimit.restore('signUps', 'acme')
 
 Arguments:
   effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
+
+Key, global and every_key are as for ratelimit.override.
+
+Errors:
+  22023   an argument is invalid, or programs publish limits, and none has this name, nor has it a row or an override
 $text$;
 
-CREATE FUNCTION ratelimit.unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
+CREATE FUNCTION ratelimit.unblock(
+    name text, key text DEFAULT NULL, who text DEFAULT NULL, global boolean DEFAULT false, every_key boolean DEFAULT false
+) RETURNS integer
 LANGUAGE sql
-RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who);
+RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who, global, every_key);
 
-COMMENT ON FUNCTION ratelimit.unblock(text, text, text) IS $text$
-Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
+COMMENT ON FUNCTION ratelimit.unblock(text, text, text, boolean, boolean) IS $text$
+Ends the blocks of a key of a rate limit, or with every_key the block of all keys, and returns how many. Other overrides stay.
 
     SELECT ratelimit.unblock('logins', 'user-17')
 $text$;
@@ -3390,11 +3483,22 @@ CREATE TYPE ratelimit._request AS (
     zone text, anchor timestamp,
     ahead integer,          -- how many windows the list reaches ahead
     max_reserved double precision,
-    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0, or no slots) and 'unlimited': nothing is read or written. 'never': the
+    effect text,            -- 'numbers': the rows decide. 'block' and 'unlimited': nothing is read or written. A 'block' with a rate of 0 is a plan: a rate of 0, or no slots. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
-    given ratelimit._terms -- of a balance: the definition to ask about; kind NULL: the published one
+    given ratelimit._terms -- the definition that the caller gives; kind NULL: the published one
 );
+
+-- Raises the error of a count that the numbers can never grant: it is the caller's, as any other argument that is invalid.
+CREATE FUNCTION ratelimit._never(name text, wrong text) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong),
+        DETAIL = pg_catalog.json_build_object('limit', name, 'reason', 'never');
+END
+$body$;
 
 -- The request of ratelimit._prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
 CREATE FUNCTION ratelimit._prepare_slots(
@@ -3414,15 +3518,57 @@ DECLARE
 BEGIN
     IF wrong IS NULL AND effect = 'numbers' THEN
         PERFORM ratelimit._validate_slots(name, capacity);
-        wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
-            pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
+        IF verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
+            PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count));
+        END IF;
     END IF;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
-    RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+    RETURN ROW(name, coalesce(key, ''), CASE effect WHEN 'block' THEN 1 ELSE 0 END, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
         until, NULL)::ratelimit._request;
+END
+$body$;
+
+-- Refuses numbers of the caller's that are not those of the limit: what programs may not define beside each other (ratelimit._publish), slots, and
+-- another rate or capacity, unless the name varies, or a list has them that was used within 7 days: the caller may be older than the programs. Reports
+-- whether an override may be in force.
+CREATE FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    CONSTANT timestamptz := clock_timestamp();
+    d     record;
+    known boolean := false; -- a list that counts or is in use has numbers
+    same  boolean := false;
+BEGIN
+    FOR d IN
+        SELECT f.kind, f.rate, f.period, f.capacity, f.start, f.zone, f.anchor, f.varies, f.current OR f.alive_until > at AS alive
+          FROM ratelimit.definitions AS f
+         WHERE f.name = name AND f.kind <> 'unlimited' AND (f.current OR f.alive_until > at OR f.published_at > at - interval '7 days')
+    LOOP
+        IF d.alive AND (d.kind = 'slots' OR g.rate > '0' AND (d.rate > '0' OR d.varies IS NOT NULL) AND (
+               d.kind <> g.kind OR d.period <> g.period OR (d.start IS NULL) <> (g.start IS NULL) OR date_bin(g.period, g.start, d.start) <> g.start
+               OR d.varies IS NULL AND (d.zone <> coalesce(g.zone, 'UTC') OR NOT ratelimit._same_windows(g.period, coalesce(g.anchor, '2001-01-01'), d.anchor)))) THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: kind, period, start, zone and anchor must be those that a program has published, %s, not a %s of %s%s%s', name,
+                    CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END || coalesce(' from ' || d.start::text, '')
+                        || coalesce(' in ' || d.zone || ' from ' || d.anchor::text, ''),
+                    g.kind, g.period, ' from ' || g.start::text, ' in ' || g.zone || coalesce(' from ' || g.anchor::text, '')),
+                HINT = 'Leave the numbers out.';
+        END IF;
+        known := known OR d.alive;
+        same := same OR d.varies IS NOT NULL OR coalesce(d.rate = g.rate AND d.capacity = g.capacity, false);
+    END LOOP;
+    IF known AND NOT same THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %L: rate and capacity must be those that a program has published, not %s and %s', name, g.rate, g.capacity),
+            HINT = 'Leave the numbers out.';
+    END IF;
+    RETURN EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > now)
+        OR EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name AND o.key = key AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > now);
 END
 $body$;
 
@@ -3454,15 +3600,28 @@ DECLARE
     effect text := 'numbers';
     until timestamptz;
     after ratelimit._request;
+    given ratelimit._terms;
+    n     ratelimit._terms;
 BEGIN
-    IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
-    END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
-        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
-          INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
+        IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+            RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
+        END IF;
+        n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing);
+    ELSE
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+        IF verb <> 'settle' THEN -- by numbers in force
+            given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), max_reserved, start, shards, zone, anchor, NULL);
+            n := given;
+            IF later OR ratelimit._check_given(name, key, given, coalesce(now, clock_timestamp())) THEN
+                n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), standing => standing, given => given);
+            END IF;
+        END IF;
+    END IF;
+    IF n.effect IS NOT NULL THEN
+        effect := n.effect; until := n.until; kind := n.kind; rate := n.rate; period := n.period; capacity := n.capacity;
+        max_reserved := n.max_reserved; start := n.start; shards := n.shards; zone := n.zone; anchor := n.anchor;
         IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -3478,7 +3637,9 @@ BEGIN
     IF kind = 'slots' THEN
         RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
-    PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    IF given.kind IS NULL THEN
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    END IF;
     capacity := coalesce(capacity, rate);
     IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
         count := 0;
@@ -3495,7 +3656,7 @@ BEGIN
         effect := 'block';
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, given)::ratelimit._request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-1e300'); -- -Infinity is a charge's
@@ -3507,8 +3668,8 @@ BEGIN
     IF capacity - count < floor - ratelimit._tolerance(capacity, floor) THEN
         IF later OR wrong IS NULL AND until IS NOT NULL THEN
             effect := 'never';
-        ELSE
-            wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
+        ELSIF wrong IS NULL THEN
+            PERFORM ratelimit._never(name, CASE WHEN verb = 'take' THEN
                     pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
                 ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
         END IF;
@@ -3528,9 +3689,9 @@ BEGIN
     ELSE
         grid := ratelimit._grid(name, key, period, kind, start);
     END IF;
-    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, given)::ratelimit._request;
     IF effect = 'never' AND NOT later AND ratelimit._retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
+        PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count));
     END IF;
     RETURN after;
 END
@@ -3577,7 +3738,8 @@ LANGUAGE sql
 AS $body$
 SELECT CASE WHEN verb = 'balance' THEN
     ratelimit._ask(q.name, q.key, ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
-ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END
+ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), (q.given).rate, (q.given).period, q.count, coalesce((q.given).kind, 'token bucket'), (q.given).capacity, (q.given).start,
+    coalesce((q.given).shards, 1), q.key = '', (q.given).zone, (q.given).anchor, (q.given).max_reserved, q.most, q.until, later => true, standing => standing) END
 $body$;
 
 -- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
@@ -3797,35 +3959,40 @@ BEGIN
 END
 $body$;
 
--- Raises a denial as an error. names are the limits that deny, and name the one to wait for. QueueConsume of the Go library does not
--- take the error for a denial of its own, since the DETAIL differs.
+-- Why a request is denied that the caller could make: more than that can ever be granted is an error (ratelimit._never).
+CREATE FUNCTION ratelimit._reason(q ratelimit._request) RETURNS text
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN q.effect <> 'block' THEN 'quota' WHEN q.rate = '0' THEN 'plan' ELSE 'block' END;
+
+-- The error of a denial: MESSAGE, DETAIL and HINT. names are the limits that deny, and name the one to wait for. Whoever is called from
+-- outside raises it: each function between would add its signature to the CONTEXT, which is logged. QueueConsume of the Go library does not take
+-- the error for a denial of its own, since the DETAIL differs.
 CREATE FUNCTION ratelimit._denied(
-    names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
-) RETURNS void
+    names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz, reason text
+) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RAISE SQLSTATE 'PT429' USING
-        MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
-        DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
-            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at),
-        HINT = CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
-            ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END;
+    RETURN ARRAY['rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
+        pg_catalog.json_build_object('limit', name, 'remaining', remaining,
+            'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at, 'reason', reason)::text,
+        CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
+            ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END];
 END
 $body$;
 
 -- Decides for the functions below that ask one limit. They pass name and key with COLLATE "C", as every function for SQL by hand does: a
--- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but return a denial. The
--- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
+-- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but a denial is no error. Those functions
+-- have no `now`: a program must not choose the time. Tests call this one, and it raises a denial for them.
 CREATE FUNCTION ratelimit._by_hand(
     verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
-    max_reserved double precision DEFAULT NULL, most double precision DEFAULT NULL, now timestamptz DEFAULT NULL,
+    max_reserved double precision DEFAULT NULL, most double precision DEFAULT NULL, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
     OUT granted boolean, OUT taken double precision, OUT remaining double precision, OUT retry_after interval,
-    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql
 AS $body$
@@ -3866,7 +4033,10 @@ BEGIN
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM ratelimit._answer(verb, q, granted, at, value, ts) AS r;
     IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
-        PERFORM ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at, ratelimit._reason(q));
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
     END IF;
 END
 $body$;
@@ -3881,9 +4051,14 @@ CREATE FUNCTION ratelimit.consume(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
-      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+    SELECT r.remaining, r.reset_at, r.at, r.denial INTO remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -3901,7 +4076,8 @@ Without any numbers, they are those that a program has published (ratelimit.publ
 
     SELECT * FROM ratelimit.consume('sendMessage', 'user-17')
 
-With numbers, nobody looks for overrides and blocks.
+With numbers, blocks and overrides in force count, too. If programs publish the limit, kind, period, start, zone and anchor must be theirs, and
+rate and capacity those of a list that was used within 7 days, unless the limit varies.
 
 Pass name and key by position, and the other arguments by name: their positions may change. Call it in FROM or alone:
 (ratelimit.consume(...)).* calls it once for each column.
@@ -3938,13 +4114,14 @@ Result:
 
 Errors:
   PT429         denied: the tokens are not there. Nothing was taken. PostgREST turns it into the HTTP status 429
-  22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
+  22023         an argument is invalid, or the count can never be granted, and then the reason in the DETAIL is never; without numbers, also if no program has published
                 the limit, if it has slots, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 
 The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
-  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
+  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ..., "reason": "quota" or,
+                if the rate is 0 or there are no slots, "plan" or, if the key is blocked, "block"}. retry_at is the
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
                 or, if an override ends before, by what follows; after a block, when no block denies any more. If only the program
                 knows the numbers that follow, it is the end of the override: the call is not granted earlier. It is null, as
@@ -3998,9 +4175,14 @@ CREATE FUNCTION ratelimit.reserve(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
-      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
+    SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at, r.denial INTO retry_at, delay, remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -4039,9 +4221,14 @@ CREATE FUNCTION ratelimit.take(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
-      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
+    SELECT r.taken::bigint, r.remaining, r.reset_at, r.at, r.denial INTO taken, remaining, reset_at, at, denial
+      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -4124,9 +4311,9 @@ BEGIN
 END
 $body$;
 
--- Decides for ratelimit.consume_all, at an instant that tests choose.
-CREATE FUNCTION ratelimit._all(requests jsonb, now timestamptz)
-RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
+-- Decides for ratelimit.consume_all, at an instant that tests choose. If it does not raise a denial, it returns it in a row of its own.
+CREATE FUNCTION ratelimit._all(requests jsonb, now timestamptz, raises boolean DEFAULT true)
+RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz, denial text[])
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -4143,6 +4330,7 @@ DECLARE
     own   record;       -- the rows of a request
     said  record;       -- the answer to a request
     policy boolean := true; -- no block and no rate of 0 denies
+    reason text := 'quota'; -- of a denial: the one that lasts longest, a plan, then a block
     denied text[] := '{}';  -- the limits that deny
     waits timestamptz;      -- until the request of slowest would be granted
     together boolean := false; -- overrides end that change what is granted
@@ -4157,6 +4345,7 @@ BEGIN
         list := pg_catalog.array_append(list, q);
         together := together OR q.until IS NOT NULL AND q.effect <> 'block';
         policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
+        reason := CASE WHEN q.count = '0' OR reason = 'plan' OR q.effect <> 'block' THEN reason ELSE ratelimit._reason(q) END;
         CONTINUE WHEN q.effect NOT IN ('numbers', 'never');
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
@@ -4223,7 +4412,11 @@ BEGIN
                 EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
-        PERFORM ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        denial := ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at, reason);
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN NEXT;
     END IF;
 END
 $body$;
@@ -4233,8 +4426,15 @@ RETURNS TABLE (name text, key text, remaining double precision, reset_at timesta
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    RETURN QUERY SELECT r.* FROM ratelimit._all(requests, NULL) AS r;
+    FOR name, key, remaining, reset_at, at, denial IN SELECT r.* FROM ratelimit._all(requests, NULL, raises => false) AS r LOOP
+        IF denial IS NOT NULL THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END
 $body$;
 
@@ -4932,7 +5132,7 @@ CREATE FUNCTION ratelimit._wrong_id(id text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
-    WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
+    WHEN id COLLATE "C" ~ E'^~|[[:cntrl:]\\u0080-\\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
 
 -- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s. list is what is held,
 -- as [["name", "key", count]], if nobody has altered it; NULL of an id.
@@ -4953,8 +5153,8 @@ $body$;
 
 -- Decides for ratelimit.hold, at an instant that tests choose.
 CREATE FUNCTION ratelimit._hold_by_hand(
-    name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL,
-    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
+    name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
+    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql SET extra_float_digits = 1 -- the token has the count
 AS $body$
@@ -4982,7 +5182,11 @@ BEGIN
     at := coalesce(now, clock_timestamp());
     IF q.effect = 'block' AND q.count > '0' THEN
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN;
     END IF;
     unit := CASE WHEN q.effect = 'slots' THEN 'slots' WHEN q.effect IN ('numbers', 'never') THEN 'tokens' ELSE 'none' END;
     IF unit = 'none' THEN
@@ -4997,13 +5201,12 @@ BEGIN
     at := h.at;
     IF h.state IN ('held', 'settled') THEN
         h.until := CASE WHEN h.state = 'held' THEN nullif(h.until, 'infinity') END;
-        RAISE SQLSTATE 'PT429' USING
-            MESSAGE = pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
-            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
-                'reason', h.state),
-            HINT = CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
+        denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
+            pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
+                'reason', h.state)::text,
+            CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
                 WHEN h.until IS NULL THEN 'It is held without an end, until it is released.'
-                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
+                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END];
     ELSIF h.state = 'released' THEN
         RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
@@ -5012,7 +5215,13 @@ BEGIN
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
-        PERFORM ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at, ratelimit._reason(q));
+    END IF;
+    IF denial IS NOT NULL THEN
+        IF raises THEN
+            RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+        END IF;
+        RETURN;
     END IF;
     token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id,
         pg_catalog.json_build_array(pg_catalog.json_build_array(q.name, q.key, q.count))) END;
@@ -5057,9 +5266,14 @@ CREATE FUNCTION ratelimit.hold(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    denial text[];
 BEGIN
-    SELECT r.token, r.expires, r.repeated, r.remaining, r.at INTO token, expires, repeated, remaining, at
-      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
+    SELECT r.token, r.expires, r.repeated, r.remaining, r.at, r.denial INTO token, expires, repeated, remaining, at, denial
+      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global, raises => false) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
 END
 $body$;
 
@@ -5092,8 +5306,7 @@ Result:
 
 Errors:
   PT429    denied: nothing was taken. As of ratelimit; retry_at of slots is when holds that end have made room at the latest, if none is
-           extended. The DETAIL has a field reason if the id is the reason: held, by another delivery of the work, which ends at retry_at,
-           or settled, within a day
+           extended. The reason in the DETAIL may also be held, by another delivery of the work, which ends at retry_at, or settled, within a day
   22023    an argument is invalid, no program has published the limit, or only the program knows the numbers of the key
   0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
@@ -5156,6 +5369,9 @@ BEGIN
             HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
     END IF;
     IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN
+        IF forced THEN
+            PERFORM ratelimit._check_known(name);
+        END IF;
         RETURN false;
     END IF;
     IF rec.unit <> 'slots' THEN -- whose numbers do not matter
@@ -5207,9 +5423,10 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Lists for ratelimit.holds.
-CREATE FUNCTION ratelimit._list_holds(name text, key text, global boolean)
-RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
+CREATE FUNCTION ratelimit.holds(
+    name text, INOUT key text DEFAULT NULL, global boolean DEFAULT false,
+    OUT id text, OUT count double precision, OUT unit text, OUT since timestamptz, OUT until timestamptz, OUT expired boolean
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5224,20 +5441,13 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     RETURN QUERY
-    SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
+    SELECT own::text, h.id::text, h.count, h.unit, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
       FROM ratelimit.holds AS h
-     WHERE h.name = name AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
+     WHERE h.name = name COLLATE "C" AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
      ORDER BY h.taken_at, h.id;
-END
-$body$;
-
-CREATE FUNCTION ratelimit.holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
-RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
-LANGUAGE plpgsql STABLE
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    RETURN QUERY SELECT r.* FROM ratelimit._list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
+    IF NOT FOUND THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    END IF;
 END
 $body$;
 
@@ -5252,14 +5462,16 @@ Arguments:
   global  true: the limit has no keys, and key must be NULL. Default false
 
 Result, one row for each hold:
+  key      '' for a limit without keys
   id       of the work or the thing
   count    the slots or tokens that it holds; 0: the key was unlimited then
+  unit     'slots' or 'tokens'; 'none': the key was unlimited then
   since    when they were taken
   until    when the hold ends; NULL: it has no end
   expired  true: until has passed, and the next call that takes from the key, or a sweep, gives them back. Until then its worker may still settle it
 
 Errors:
-  22023    an argument is invalid
+  22023    an argument is invalid, or programs publish limits, and nobody knows this one
 $text$;
 
 -- Checks the arguments of the functions for many ids or for slots alone, and returns the ids in the order of locks, each once.
@@ -5285,9 +5497,9 @@ BEGIN
 END
 $body$;
 
--- Holds one slot for each id, without an end, or raises. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
+-- Holds one slot for each id, without an end, or returns a denial: the caller must raise it, or the holds stay. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
 -- then the holds, in the order of their ids. Only an extender may have one of those, and it waits for nothing.
-CREATE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean) RETURNS integer
+CREATE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean, OUT n integer, OUT denial text[])
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5297,7 +5509,6 @@ DECLARE
     at    timestamptz;
     met   text[]; -- the ids that had a row
     rec   record;
-    n     integer;
     v     double precision;
     said  record;
 BEGIN
@@ -5308,13 +5519,15 @@ BEGIN
             HINT = 'Call ratelimit.hold for each id.';
     END IF;
     IF pg_catalog.cardinality(ids) = 0 THEN
-        RETURN 0;
+        n := 0;
+        RETURN;
     END IF;
     q := ratelimit._prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
     IF q.effect = 'block' THEN
         at := clock_timestamp();
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
+        RETURN;
     END IF;
     PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
@@ -5337,10 +5550,10 @@ BEGIN
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
             IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN
                 rec.until := CASE WHEN rec.state = 'held' THEN greatest(rec.until, at + interval '1 second') END;
-                RAISE SQLSTATE 'PT429' USING
-                    MESSAGE = pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
-                    DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
-                        'reason', rec.state);
+                denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
+                    pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
+                        'reason', rec.state)::text, 'ratelimit.holds says which work has them.'];
+                RETURN;
             END IF;
             UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
              WHERE h.name = name AND h.key = own AND h.id = rec.id;
@@ -5348,18 +5561,29 @@ BEGIN
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        PERFORM ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        IF n::double precision > -q.floor AND q.until IS NULL THEN
+            PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
+        END IF;
+        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at, 'quota');
+        RETURN;
     END IF;
     UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
-    RETURN n;
 END
 $body$;
 
 CREATE FUNCTION ratelimit.hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
+DECLARE
+    n      integer;
+    denial text[];
 BEGIN
-    RETURN ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global);
+    SELECT r.n, r.denial INTO n, denial FROM ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global) AS r;
+    IF denial IS NOT NULL THEN
+        RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
+    END IF;
+    RETURN n;
 END
 $body$;
 
@@ -5531,6 +5755,7 @@ BEGIN
                AND (p = 1 OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
+    PERFORM ratelimit._check_keyless(u.name, u.key) FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(keys)) AS u (name, key);
     PERFORM ratelimit._lock(names, keys, capacities, shards, now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     FOR i IN 1..n LOOP
@@ -5571,6 +5796,9 @@ BEGIN
         at := coalesce(now, clock_timestamp()); -- locking may have waited
         UPDATE ratelimit.limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
         GET DIAGNOSTICS m = ROW_COUNT;
+        IF m = 0 THEN
+            PERFORM ratelimit._check_keyless(r.name, r.key);
+        END IF;
         resumed := resumed + m;
     END LOOP;
     RETURN resumed;
@@ -5667,6 +5895,7 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
+    PERFORM ratelimit._check_known(name COLLATE "C");
     RETURN ratelimit._resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
 END
 $body$;
@@ -5899,7 +6128,7 @@ $body$;
 CREATE FUNCTION ratelimit._keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     zone text, anchor timestamp, keys text[], now timestamptz
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz, most double precision, used double precision)
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
@@ -5911,19 +6140,21 @@ BEGIN
         given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), NULL, start, 1,
             CASE kind WHEN 'calendar window' THEN coalesce(zone, 'UTC') END, CASE kind WHEN 'calendar window' THEN coalesce(anchor, '2001-01-01') END, NULL);
     END IF;
-    RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until
-      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
+    RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until, n.most, coalesce(s.used, CASE WHEN s.effect = 'numbers' THEN n.most - s.remaining END)
+      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s
+     CROSS JOIN LATERAL (SELECT CASE WHEN s.effect IN ('numbers', 'block') THEN (s.numbers).capacity END AS most) AS n;
 END
 $body$;
 
 CREATE FUNCTION ratelimit.keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
+    OUT key text, OUT remaining double precision, INOUT capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL,
+    OUT used double precision, OUT retry_at timestamptz, OUT paused_until timestamptz
+) RETURNS SETOF record
 LANGUAGE sql STABLE
 AS $body$
-    SELECT k.key, k.remaining, k.retry_at, k.paused_until
+    SELECT k.key, k.remaining, k.most, k.used, k.retry_at, k.paused_until
       FROM ratelimit._keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
@@ -5936,6 +6167,9 @@ Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
   remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
              are in use. Holds that have expired are free
+  capacity   the most tokens that it can have by the numbers in force, or how many slots there are; NULL: it is unlimited, or only the program
+             knows
+  used       the slots in use, or the tokens that are missing to the capacity. NULL: not known, or it has tokens and is blocked or unlimited
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
              are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. If an override says
              that there are none, when it ends. It is what a denied
@@ -6584,8 +6818,10 @@ $body$;
 
 -- A query of all limits takes the index by minute, and one of a limit the primary key. It is PL/pgSQL, since Citus refuses a function of
 -- SQL that reads a distributed table by its arguments.
-CREATE FUNCTION ratelimit.usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
-RETURNS SETOF ratelimit.usage
+CREATE FUNCTION ratelimit.usage(
+    INOUT name text DEFAULT NULL, since timestamptz DEFAULT NULL,
+    OUT minute timestamptz, OUT granted bigint, OUT denied bigint, OUT failed bigint, OUT tokens double precision, OUT refunded double precision, OUT waited double precision
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -6593,9 +6829,14 @@ DECLARE
     first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
 BEGIN
     IF name IS NULL THEN
-        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
-    ELSE
-        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+        RETURN QUERY SELECT r.name::text, r.minute, r.granted, r.denied, r.failed, r.tokens, r.refunded, r.waited
+          FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT r.name::text, r.minute, r.granted, r.denied, r.failed, r.tokens, r.refunded, r.waited
+      FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C") THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
     END IF;
 END
 $body$;
@@ -6624,6 +6865,9 @@ Result:
             gave back
   refunded  the tokens that were given back, by Settle and Release as well
   waited    the seconds from grants to the instants at which their work may run, added up: of reservations, and of Wait
+
+Errors:
+  22023     programs publish limits, and nobody knows this one
 
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
@@ -6718,6 +6962,9 @@ BEGIN
     IF role = 'public' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'role must be a role: everybody may not use a limit';
     END IF;
+    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own LOOP -- which a restore without privileges gives to everybody
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
     FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND p.proname <> 'grant' AND (NOT p.prosecdef OR work = 'operate') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
@@ -6776,10 +7023,10 @@ BEGIN
       FROM (
         SELECT p.proname::text || ' ' || CASE WHEN p.prosqlbody IS NULL
                THEN pg_catalog.replace(p.prosrc, 'ratelimit.', '')
-               ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
+               ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6801,21 +7048,29 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
         SELECT pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', p.oid::pg_catalog.regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
           FROM pg_catalog.pg_proc AS p CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
          WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_catalog.pg_class AS c WHERE c.oid = 'ratelimit.limits'::pg_catalog.regclass)
-           AND p.proname::text = ANY (added) AND a.grantee <> p.proowner
+           AND (a.grantee = 0 OR p.proname::text = ANY (added) AND a.grantee <> p.proowner)
+    LOOP
+        EXECUTE said;
+    END LOOP;
+    FOR said IN
+        SELECT pg_catalog.format('REVOKE ALL ON TABLE %s FROM %s', c.oid::pg_catalog.regclass, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
+          FROM pg_catalog.pg_class AS c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
+         WHERE c.relnamespace = (SELECT l.relnamespace FROM pg_catalog.pg_class AS l WHERE l.oid = 'ratelimit.limits'::pg_catalog.regclass)
+           AND c.relname::text = ANY ('{goose_version,limits,turn_00,turn_01,turn_02,turn_03,turn_04,turn_05,turn_06,turn_07,turn_08,turn_09,turn_10,turn_11,turn_12,turn_13,turn_14,turn_15,turn_16,turn_17,turn_18,turn_19,turn_20,turn_21,turn_22,turn_23,turn_24,turn_25,turn_26,turn_27,turn_28,turn_29,turn_30,turn_31,definitions,overrides,holds,sweeps,usage,denials}') AND a.grantee <> c.relowner
     LOOP
         EXECUTE said;
     END LOOP;
     FOR said IN
         SELECT pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::pg_catalog.regprocedure, a.grantee::pg_catalog.regrole)
           FROM pg_catalog.pg_proc AS p
-          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore' ELSE 'ratelimit.schema' END::pg_catalog.regproc
+          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore(text, text, text, text, boolean, boolean)' ELSE 'ratelimit.schema()' END::pg_catalog.regprocedure
           CROSS JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a
          WHERE p.pronamespace = beside.pronamespace AND p.proname::text = ANY (added) AND a.grantee NOT IN (0, p.proowner)
     LOOP
@@ -6831,7 +7086,7 @@ DROP FUNCTION ratelimit.schema();
 DROP FUNCTION ratelimit.grant(role name, work text);
 DROP FUNCTION ratelimit.refuse();
 DROP FUNCTION ratelimit.denials(name text, since timestamptz);
-DROP FUNCTION ratelimit.usage(name text, since timestamptz);
+DROP FUNCTION ratelimit.usage(INOUT name text, since timestamptz);
 DROP FUNCTION ratelimit._record_usage(names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[], tokens double precision[], refunded double precision[], waited double precision[], denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[], keep interval);
 DROP TABLE ratelimit.denials;
 DROP TABLE ratelimit.usage;
@@ -6844,7 +7099,7 @@ DROP FUNCTION ratelimit._sweep_numbers(name text, INOUT rate double precision, I
 DROP FUNCTION ratelimit._idle(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
 DROP FUNCTION ratelimit._sweep_turn(name text, step text, since interval, mine timestamptz);
 DROP TABLE ratelimit.sweeps;
-DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
+DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, kind text, INOUT capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION ratelimit._keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION ratelimit._states(name text, keys text[], at timestamptz, given ratelimit._terms, alone boolean, whole boolean);
 DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz, given ratelimit._terms, windows timestamptz[], whole boolean);
@@ -6863,13 +7118,12 @@ DROP FUNCTION ratelimit._release_many(name text, key text, ids text[], global bo
 DROP FUNCTION ratelimit.hold_many(name text, key text, ids text[], global boolean);
 DROP FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean);
 DROP FUNCTION ratelimit._many(name text, key text, ids text[], global boolean);
-DROP FUNCTION ratelimit.holds(name text, key text, global boolean);
-DROP FUNCTION ratelimit._list_holds(name text, key text, global boolean);
+DROP FUNCTION ratelimit.holds(name text, INOUT key text, global boolean);
 DROP FUNCTION ratelimit.release(name text, key text, id text, global boolean, reason text, who text);
 DROP FUNCTION ratelimit._release_by_hand(name text, key text, id text, global boolean, reason text, who text, now timestamptz);
 DROP FUNCTION ratelimit.hold(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean);
 DROP FUNCTION ratelimit._published(name text, key text);
-DROP FUNCTION ratelimit._hold_by_hand(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz);
+DROP FUNCTION ratelimit._hold_by_hand(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz, raises boolean);
 DROP FUNCTION ratelimit._read_token(INOUT id text);
 DROP FUNCTION ratelimit._wrong_id(id text);
 DROP FUNCTION ratelimit._wire_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
@@ -6890,14 +7144,15 @@ DROP TYPE ratelimit._held;
 DROP INDEX ratelimit.holds_held;
 DROP TABLE ratelimit.holds;
 DROP FUNCTION ratelimit.consume_all(requests jsonb);
-DROP FUNCTION ratelimit._all(requests jsonb, now timestamptz);
+DROP FUNCTION ratelimit._all(requests jsonb, now timestamptz, raises boolean);
 DROP FUNCTION ratelimit._read(request jsonb, number bigint, now timestamptz);
 DROP FUNCTION ratelimit.take(name text, key text, rate double precision, period interval, most bigint, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
 DROP FUNCTION ratelimit.reserve(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision);
 DROP FUNCTION ratelimit.try(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
 DROP FUNCTION ratelimit.consume(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
-DROP FUNCTION ratelimit._by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz);
-DROP FUNCTION ratelimit._denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz);
+DROP FUNCTION ratelimit._by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, raises boolean);
+DROP FUNCTION ratelimit._denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz, reason text);
+DROP FUNCTION ratelimit._reason(q ratelimit._request);
 DROP FUNCTION ratelimit._answer(verb text, q ratelimit._request, granted boolean, at timestamptz, value double precision[], ts timestamptz[]);
 DROP FUNCTION ratelimit._repaid_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz);
 DROP FUNCTION ratelimit._full_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, owed boolean);
@@ -6907,16 +7162,20 @@ DROP FUNCTION ratelimit._known_until(q ratelimit._request, standing boolean);
 DROP FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean);
 DROP FUNCTION ratelimit._ask(name text, key text, n ratelimit._terms, at timestamptz, given ratelimit._terms, windows timestamptz[]);
 DROP FUNCTION ratelimit._prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
+DROP FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz);
 DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
+DROP FUNCTION ratelimit._never(name text, wrong text);
 DROP TYPE ratelimit._request;
 DROP FUNCTION ratelimit._overrides(since pg_snapshot, after bigint);
 DROP FUNCTION ratelimit.add(id bigint, capacity double precision);
-DROP FUNCTION ratelimit.unblock(name text, key text, who text);
-DROP FUNCTION ratelimit.restore(name text, key text, effect text, who text);
-DROP FUNCTION ratelimit.unlimited(name text, key text, until timestamptz, reason text, who text, forever boolean);
-DROP FUNCTION ratelimit.block(name text, key text, until timestamptz, reason text, who text, forever boolean);
-DROP FUNCTION ratelimit.override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean);
+DROP FUNCTION ratelimit.unblock(name text, key text, who text, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.restore(name text, key text, effect text, who text, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.unlimited(name text, key text, until timestamptz, reason text, who text, forever boolean, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.block(name text, key text, until timestamptz, reason text, who text, forever boolean, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean, global boolean, every_key boolean);
 DROP FUNCTION ratelimit._insert_override(name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean);
+DROP FUNCTION ratelimit._scope(name text, key text, global boolean, every_key boolean);
+DROP FUNCTION ratelimit._check_known(name text);
 DROP FUNCTION ratelimit._nearest(name text);
 DROP FUNCTION ratelimit._numbers(name text, key text, at timestamptz, before bigint, varying boolean, under bigint, standing boolean, given ratelimit._terms);
 DROP FUNCTION ratelimit._under(d ratelimit._terms, o ratelimit.overrides);
@@ -6933,6 +7192,7 @@ DROP TABLE ratelimit.overrides;
 DROP FUNCTION ratelimit.withdraw(program text);
 DROP FUNCTION ratelimit.publish(program text, definitions jsonb);
 DROP FUNCTION ratelimit._publish(program text, definitions jsonb, heartbeat boolean);
+DROP FUNCTION ratelimit._spelled(definition jsonb, number bigint);
 DROP FUNCTION ratelimit._list(program text, own text);
 DROP FUNCTION ratelimit._check_definition(definition jsonb, number bigint);
 DROP FUNCTION ratelimit._validate_slots(name text, capacity double precision);
@@ -6947,6 +7207,7 @@ DROP FUNCTION ratelimit._total(value double precision[], ts timestamptz[], at ti
 DROP FUNCTION ratelimit._grid(name text, key text, period interval, kind text, start timestamptz);
 DROP FUNCTION ratelimit._instant(micros bigint);
 DROP FUNCTION ratelimit._micros(at timestamptz);
+DROP FUNCTION ratelimit._check_keyless(name text, key text);
 DROP FUNCTION ratelimit._wrong_key(key text, global boolean);
 DROP FUNCTION ratelimit._validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor timestamp, zero boolean);
 DROP FUNCTION ratelimit._back(rate double precision, capacity double precision);

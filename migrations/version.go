@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7c1b1c0b4370e320d4a25b095828daa6142bbed3844b625d0bc2fd8ccac02ffc"
+const Hash = "ec08c9758cef27e9607d8df27888d0b6ec4f86c8a5feb15bebd771146945d9ee"

@@ -156,15 +156,15 @@ func worthWaiting(err error, left time.Duration) (wait time.Duration, helps bool
 		return 0, false
 	}
 	full := false
-	for _, s := range denied.Result.Requests {
+	for _, s := range denied.Requests {
 		switch {
 		case s.OK:
 		case s.Limit.slots:
 			full = true
-		case s.RetryAt.IsZero() || s.RetryAt.Sub(denied.Result.At) > left:
+		case s.RetryAt.IsZero() || s.RetryAt.Sub(denied.At) > left:
 			return 0, false
 		default:
-			wait = max(wait, min(s.RetryAt.Sub(denied.Result.At), askTokens))
+			wait = max(wait, min(s.RetryAt.Sub(denied.At), askTokens))
 		}
 	}
 	if full {

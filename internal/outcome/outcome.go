@@ -81,7 +81,7 @@ func OfSlots(l ratelimit.Limit) bool { return l.Config().Kind == "slots" }
 // It is zero if slots alone denied it. never reports whether waiting does not help.
 func RetryAt(denied *ratelimit.DeniedError) (at time.Time, never bool) {
 	full := false
-	for _, s := range denied.Result.Requests {
+	for _, s := range denied.Requests {
 		switch {
 		case s.OK:
 		case OfSlots(s.Limit):
@@ -93,7 +93,7 @@ func RetryAt(denied *ratelimit.DeniedError) (at time.Time, never bool) {
 		}
 	}
 	if !full || denied.Reason != ratelimit.ReasonQuota {
-		return denied.Result.RetryAt, denied.Result.RetryAt.IsZero()
+		return denied.RetryAt, denied.RetryAt.IsZero()
 	}
 	return at, never
 }

@@ -57,7 +57,7 @@ func (i Interceptor) hides(s ratelimit.Status) bool {
 func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 	var quota errdetails.QuotaFailure
 	message := denied.Error() // of all limits that denied
-	if at, never := outcome.RetryAt(denied); !never && at != denied.Result.RetryAt {
+	if at, never := outcome.RetryAt(denied); !never && at != denied.RetryAt {
 		message = message[:strings.LastIndex(message, "; ")] // when slots are free is not known
 	}
 	for _, s := range denied.Requests {
@@ -82,7 +82,7 @@ func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 	if at, never := outcome.RetryAt(denied); never {
 		code = codes.PermissionDenied
 	} else if !at.IsZero() {
-		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(at.Sub(denied.Result.At))})
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(at.Sub(denied.At))})
 	}
 	if len(quota.Violations) > 0 {
 		details = append(details, &quota)
