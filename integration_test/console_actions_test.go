@@ -432,7 +432,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 	}
 	for path, key := range map[string]any{"key?name=logins&key=ann": "ann", "limit?name=logins": nil, "key?name=logins": nil} {
 		decides := func(effect, who string) (id int64) {
-			return scan[int64](t, pool, "SELECT ratelimit."+effect+"('logins', $1, reason => 'stolen credentials', who => $2, forever => true)", key, who)
+			return scan[int64](t, pool, "SELECT ratelimit."+effect+"('logins', $1, reason => 'stolen credentials', who => $2, forever => true, every_key => $1 IS NULL)", key, who)
 		}
 		ends := func(shown string) url.Values { return url.Values{"action": {"restore"}, "shown": {shown}} }
 		first := decides("unlimited", "ann")

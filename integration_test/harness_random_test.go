@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -38,6 +39,7 @@ func someOf[T any](t testing.TB, n int, values ...T) []T {
 	if !testing.Short() {
 		return values
 	}
+	values = slices.Clone(values)
 	newRand(t).Shuffle(len(values), func(i, j int) { values[i], values[j] = values[j], values[i] })
 	return values[:n]
 }

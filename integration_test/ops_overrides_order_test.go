@@ -34,7 +34,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 		"unlimited": "ratelimit.unlimited('api', %[1]s, forever => true)", "numbers": "ratelimit.override('api', %[1]s, rate => 20, forever => true)", "block": "ratelimit.block('api', %[1]s, forever => true)",
 	}
 	for _, order := range [][]string{{"block", "unlimited"}, {"unlimited", "block"}, {"block", "numbers"}, {"numbers", "block"}, {"block", "unlimited", "numbers"}} {
-		for _, key := range []string{"'ann'", "NULL"} {
+		for _, key := range []string{"'ann'", "every_key => true"} {
 			mustExec(t, pool, "DELETE FROM ratelimit.overrides; DELETE FROM ratelimit.limits; SELECT ratelimit.consume('api', 'ann')")
 			notices = nil
 			id := int64(0)

@@ -118,13 +118,13 @@ func TestHoldManyOfExpired(t *testing.T) {
 	}
 }
 
-// TestSlotsOfARowAboveZero: a call with numbers of its own has left tokens in the row of slots. They are no slots: no more are granted or shown than
+// TestSlotsOfARowAboveZero: a program that took the name for a token bucket has left tokens in the row of slots. They are no slots: no more are granted or shown than
 // there are.
 func TestSlotsOfARowAboveZero(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
 	acme := rendersByHand.Key("acme")
-	mustExec(t, pool, "SELECT ratelimit.consume('renders', 'acme', rate => 1000, period => '1 second')") // as docs/holds.md says
+	mustExec(t, pool, "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('renders', 'acme', 0, 1, 999, now())")
 	above := func() { t.Helper(); mustExec(t, pool, "UPDATE ratelimit.limits SET value = 21.6") }
 	value := func(want float64) {
 		t.Helper()

@@ -339,7 +339,7 @@ LANGUAGE sql
 RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
 
 COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean, boolean, boolean) IS $text$
-Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs that call ratelimit.Open follow within two
+Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs that the Go library opens follow within two
 seconds of the commit.
 
     SELECT ratelimit.override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')
@@ -382,7 +382,7 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
     SELECT ratelimit.block('signUps', every_key => true, until => now() + interval '1 hour', reason => 'spam wave')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
-were then. Programs without ratelimit.Open know of no block.
+were then. Other programs know of no block.
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.unlimited(

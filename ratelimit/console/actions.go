@@ -111,7 +111,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	if len(f.Reason) > maxReason {
 		return "", wrong(fmt.Sprintf("The reason has %d bytes, more than %d.", len(f.Reason), maxReason))
 	}
-	everyKey := c.everyKey()
+	everyKey := c.r.URL.Path == "/limit"
 	if scope == nil && (f.Action == "numbers" || f.Action == "block" || f.Action == "unlimited") && !f.Sure {
 		return "", wrong("Say that you mean every key of this limit.")
 	}
@@ -182,7 +182,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	if f.Action != "numbers" {
 		var beside bool
 		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT ratelimit."+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text, $3::timestamptz IS NULL, $2 IS NULL AND NOT $6::bool, $6)", name, scope, until, f.Reason, c.who, everyKey)
+			_, err := tx.Exec(ctx, "SELECT ratelimit."+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text, $3::timestamptz IS NULL, false, $2 IS NULL)", name, scope, until, f.Reason, c.who)
 			if err == nil && f.Action != "block" {
 				beside, err = blocked(ctx, tx, name, key)
 			}
@@ -213,7 +213,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	var id int64
 	var beside bool
 	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, "SELECT ratelimit.override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text, $6::timestamptz IS NULL, $2 IS NULL AND NOT $9::bool, $9)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who, everyKey).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT ratelimit.override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text, $6::timestamptz IS NULL, false, $2 IS NULL)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
 		if err == nil {
 			beside, err = blocked(ctx, tx, name, key)
 		}
@@ -237,9 +237,6 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	return "added", nil
 }
 
-// everyKey reports whether a form is of the page of a limit. The key page of the empty key is for a limit without keys.
-func (c *visit) everyKey() bool { return c.r.URL.Path == "/limit" }
-
 // restore ends the overrides in force that the form's page has shown. If another one would end, too, it ends none: somebody has decided
 // something in the meantime.
 func (c *visit) restore(name string, key *string, f form) (did string, err error) {
@@ -253,7 +250,7 @@ func (c *visit) restore(name string, key *string, f form) (did string, err error
 		if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&since); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, "SELECT ratelimit.restore($1::text, $2::text, $3::text, $4::text, $2 IS NULL AND NOT $5::bool, $5)", name, key, optional(f.Effect), c.who, c.everyKey()).Scan(&removed); err != nil || removed == 0 {
+		if err := tx.QueryRow(ctx, "SELECT ratelimit.restore($1::text, $2::text, $3::text, $4::text, false, $2 IS NULL)", name, key, optional(f.Effect), c.who).Scan(&removed); err != nil || removed == 0 {
 			return err
 		}
 		unseen, err := queryUnseen(ctx, tx, name, key, ids, since)
