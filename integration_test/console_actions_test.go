@@ -432,7 +432,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 	}
 	for path, key := range map[string]any{"key?name=logins&key=ann": "ann", "limit?name=logins": nil, "key?name=logins": nil} {
 		decides := func(effect, who string) (id int64) {
-			return scan[int64](t, pool, "SELECT ratelimit."+effect+"('logins', $1, reason => 'stolen credentials', who => $2, forever => true, every_key => $1 IS NULL)", key, who)
+			return scan[int64](t, pool, "SELECT ratelimit."+effect+"('logins', $1::text, reason => 'stolen credentials', who => $2, forever => true, every_key => $1 IS NULL)", key, who)
 		}
 		ends := func(shown string) url.Values { return url.Values{"action": {"restore"}, "shown": {shown}} }
 		first := decides("unlimited", "ann")
@@ -482,7 +482,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 		if _, err := late.Exec(t.Context(), "LOCK TABLE ratelimit.overrides IN EXCLUSIVE MODE"); err != nil { // others read
 			t.Fatal(err)
 		}
-		if err := late.QueryRow(t.Context(), "SELECT ratelimit.block('logins', $1, who => 'ben', forever => true)", key).Scan(&block); err != nil {
+		if err := late.QueryRow(t.Context(), "SELECT ratelimit.block('logins', $1::text, every_key => $1 IS NULL, who => 'ben', forever => true)", key).Scan(&block); err != nil {
 			t.Fatal(err)
 		}
 		var posted sync.WaitGroup

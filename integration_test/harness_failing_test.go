@@ -190,7 +190,12 @@ func (c *failing) untilConflict(pool *pgxpool.Pool) *pgxpool.Pool {
 
 // begun calls with a connection on which a transaction has begun.
 func (c *failing) begun(call func(conn *pgx.Conn) error) error {
-	conn := acquire(c.T, c.pool)
+	acquired, err := c.pool.Acquire(c.ctx)
+	if err != nil {
+		return err
+	}
+	defer acquired.Release() // every row needs one
+	conn := acquired.Conn()
 	if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
 		return err
 	}

@@ -7063,7 +7063,7 @@ BEGIN
         SELECT pg_catalog.format('REVOKE ALL ON TABLE %s FROM %s', c.oid::pg_catalog.regclass, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
           FROM pg_catalog.pg_class AS c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
          WHERE c.relnamespace = (SELECT l.relnamespace FROM pg_catalog.pg_class AS l WHERE l.oid = 'ratelimit.limits'::pg_catalog.regclass)
-           AND c.relname::text = ANY ('{goose_version,limits,turn_00,turn_01,turn_02,turn_03,turn_04,turn_05,turn_06,turn_07,turn_08,turn_09,turn_10,turn_11,turn_12,turn_13,turn_14,turn_15,turn_16,turn_17,turn_18,turn_19,turn_20,turn_21,turn_22,turn_23,turn_24,turn_25,turn_26,turn_27,turn_28,turn_29,turn_30,turn_31,definitions,overrides,holds,sweeps,usage,denials}') AND a.grantee <> c.relowner
+           AND c.relname::text = ANY ('{limits,turn_00,turn_01,turn_02,turn_03,turn_04,turn_05,turn_06,turn_07,turn_08,turn_09,turn_10,turn_11,turn_12,turn_13,turn_14,turn_15,turn_16,turn_17,turn_18,turn_19,turn_20,turn_21,turn_22,turn_23,turn_24,turn_25,turn_26,turn_27,turn_28,turn_29,turn_30,turn_31,definitions,overrides,holds,sweeps,usage,denials,goose_version}') AND a.grantee <> c.relowner
     LOOP
         EXECUTE said;
     END LOOP;

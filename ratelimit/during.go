@@ -184,7 +184,6 @@ func (d *during) run(
 	fn func(ctx context.Context, held Held) (used []Request, err error),
 ) error {
 	lease.limits = limitsOf(d.held)
-	lease.keeps = d.w != nil && d.w.Keeps
 	ctx = lease.begin(WaitUpTo(ctx, 0), d.rows(), sent, ttl)
 	if f := d.l.life; f != nil {
 		defer context.AfterFunc(f.over, func() { lease.cancel(limiterClosed(verbDuring, d.held)) })()
@@ -210,16 +209,16 @@ func (d *during) run(
 	used, err := fn(ctx, held)
 	returned = true
 	lost := context.Cause(ctx)
+	if !errors.Is(lost, ErrHoldLost) {
+		lost = nil
+	}
 	all, wrong := d.used(used)
 	if d.w != nil {
-		if !errors.Is(lost, ErrHoldLost) {
-			lost = nil
-		}
 		d.w.Ended(joined(lost, wrong, d.release(all)))
 		return nil
 	}
 	if err != nil {
-		if !errors.Is(lost, ErrHoldLost) || errors.Is(err, ErrHoldLost) {
+		if errors.Is(err, ErrHoldLost) {
 			lost = nil
 		}
 		return joined(err, lost, wrong, d.release(all))

@@ -63,7 +63,6 @@ type lease struct {
 
 	ttl    time.Duration
 	limits string // for errors
-	keeps  bool   // the work goes on if it could not be extended in time
 	rows   []leaseRow
 	next   time.Time   // when to extend it
 	timer  *time.Timer // ends the work in time
@@ -174,7 +173,7 @@ func (e *lease) left(now time.Time) time.Duration {
 func (e *lease) late() {
 	e.r.of.mu.Lock()
 	defer e.r.of.mu.Unlock()
-	if !e.r.leases[e] || e.keeps {
+	if !e.r.leases[e] {
 		return
 	}
 	if left := e.left(time.Now()); left > 0 { // meanwhile it was extended

@@ -171,23 +171,6 @@ func TestTheWorkEndsBeforeAnotherCanTakeTheSlot(t *testing.T) {
 	}
 }
 
-// With FailOpen, a request goes on while the database cannot be reached, and ends once its slot is another's.
-func TestWorkThatGoesOnEndsWhenItsHoldIsLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &renewing{}
-		r.answer = func(dbsqlc.ExtendParams) (dbsqlc.ExtendRow, error) {
-			if time.Since(r.began) < time.Hour {
-				return dbsqlc.ExtendRow{}, errors.New("EOF")
-			}
-			return dbsqlc.ExtendRow{Lost: []int32{1}}, nil
-		}
-		e, ctx := r.hold(r.start(), "a", 1, 12*time.Minute)
-		e.keeps = true
-		r.lostAt(t, ctx, time.Hour, `limit "limit0"`)
-		e.end()
-	})
-}
-
 func TestAFailedExtensionIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &renewing{}

@@ -19,7 +19,7 @@ import (
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume, SendTx
-//	ErrHoldLost           the hold is, or may be, another's: Hold (of its Token), Settle, Release (by the id of a hold that has an end), During
+//	ErrHoldLost           the hold is, or may be, another's: During, Hold, Settle, Release (Hold of its token; Release by the id of a hold that has an end)
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
 //	                      ConsumeEach, Hold, Settle, Release, During (or its function has used what was not held), Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,

@@ -154,6 +154,9 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 		args.Ids, args.Tokens, args.Ttls = append(args.Ids, read.id), append(args.Tokens, read.uuid), append(args.Ttls, ttl)
 	}
 	line := line{l: l, own: db, ended: func() {}, turn: make(chan struct{}, 1)}
+	if handles.IsOne(db) {
+		defer line.dying.Wait() // the connection is the caller's again
+	}
 	for attempt := 1; ; attempt++ {
 		answer, err := line.extend(ctx, args)
 		switch {

@@ -33,7 +33,7 @@ type waitUpToKey struct{}
 // waitUpTo is how long a Hold may wait; 0: it does not.
 func waitUpTo(ctx context.Context) time.Duration {
 	d, _ := ctx.Value(waitUpToKey{}).(time.Duration)
-	return max(d, 0)
+	return min(max(d, 0), maxTTL) // so that a time may be added
 }
 
 const (

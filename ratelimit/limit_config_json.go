@@ -52,20 +52,20 @@ func (c *Config) UnmarshalJSON(text []byte) error {
 		seen[name] = true
 	}
 	if mistakes == nil {
-		c.Period, c.Varies = c.period(c.Period), sqlInterval.ReplaceAllString(c.Varies, "$1$2")
+		c.Period, c.Varies = c.period(c.Period), sqlInterval.ReplaceAllString(c.Varies, "$1$2$3$4$5$6")
 		return nil
 	}
 	return fmt.Errorf("%w: limit %q: %s", ErrInvalid, c.Name, strings.Join(mistakes, "; "))
 }
 
 // sqlInterval is a length of time as Postgres writes it, and in it what Go has.
-var sqlInterval = regexp.MustCompile(`^([0-9]+) (s|m|h|d|w)(?:econd|inute|our|ay|eek)s?$`)
+var sqlInterval = regexp.MustCompile(`^([0-9]+) (?:(s)econd|(m)inute|(h)our|(d)ay|(w)eek)s?$`)
 
 // period is a period in the spelling of [Config].
 func (c *Config) period(text string) string {
 	switch {
 	case c.Kind != kindCalendarWindow:
-		return sqlInterval.ReplaceAllString(text, "$1$2")
+		return sqlInterval.ReplaceAllString(text, "$1$2$3$4$5$6")
 	case text == "7 days":
 		return string("1 " + Week)
 	case text == "3 months":

@@ -300,9 +300,10 @@ func (o *overrides) read(ctx context.Context, whole bool) error {
 	return nil
 }
 
-// follow reads what has changed, for the program that has changed it. If that fails, the next poll reads it.
+// follow reads what has changed, for the program that has changed it: also if ctx has ended meanwhile, since it may be the only poll. If that fails,
+// the next one reads it.
 func (o *overrides) follow(ctx context.Context) {
-	if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
+	if err := o.poll(func() error { return o.next(context.WithoutCancel(ctx)) }); err != nil {
 		o.tell(err)
 	}
 }

@@ -133,8 +133,10 @@ func (a *app) goose(ctx context.Context, fn func(db *sql.DB, provider *goose.Pro
 		return err
 	}
 	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec // with times in binary form: a DateStyle may make texts unreadable
+	// Goose puts no quotes around the schema of its table, and notes local times. A pooler refuses the parameter, as it must if it shares connections
+	// out by transactions, or drops it: so it is set by SQL, too.
+	config.RuntimeParams["search_path"] = pgx.Identifier{a.schema}.Sanitize()
 	db := stdlib.OpenDB(*config, stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
-		// Goose puts no quotes around the schema of its table, and notes local times. By SQL, since a pooler may drop parameters of the start.
 		_, err := conn.Exec(ctx, "SELECT pg_catalog.set_config('search_path', $1, false), pg_catalog.set_config('timezone', 'UTC', false)", pgx.Identifier{a.schema}.Sanitize())
 		return err
 	}))

@@ -18,7 +18,6 @@ var During any
 type Work[Request, Held any] struct {
 	ID     string
 	Within time.Duration // bounds the decision, and the end
-	Keeps  bool          // it goes on if the hold cannot be extended in time
 
 	Serve func(ctx context.Context, held Held)
 	Used  func() []Request // after Serve, also if it panicked: what was used; what it does not name, as held

@@ -65,6 +65,7 @@ func Files(dir fs.FS) (map[string]string, error) {
 		up = engineBegin + strings.TrimLeft(up, "\n") + engineEnd
 		relations := madeRelation.FindAllStringSubmatch(up, -1)
 		if h.next == 1 {
+			relations = append(relations, []string{"", "goose_version"}) // which goose has made before
 			up = onlyUTF8 + up
 		}
 		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n" + up + granted(added, relations) + "\n-- +goose Down\n" + engineBegin + down + engineEnd
@@ -115,7 +116,7 @@ $$;
 -- +goose StatementEnd
 `
 
-var madeRelation = regexp.MustCompile(`CREATE (?:OR REPLACE )?(?:TABLE|VIEW) (?:IF NOT EXISTS )?ratelimit\.(\w+)`)
+var madeRelation = regexp.MustCompile(`CREATE (?:TABLE|VIEW) (?:IF NOT EXISTS )?ratelimit\.(\w+)`)
 
 // granted takes all functions from PUBLIC, those of a migration and its tables also from whom default privileges gave them, and gives them to the roles that may use the
 // ones beside them. Otherwise a function that was replaced, and calls a new one, would fail until somebody grants that. Functions with the rights of
@@ -124,7 +125,7 @@ func granted(functions []string, relations [][]string) string {
 	if len(functions) == 0 {
 		return ""
 	}
-	tables := []string{"goose_version"} // which goose has made for the first migration
+	var tables []string
 	for _, relation := range relations {
 		tables = append(tables, relation[1])
 	}

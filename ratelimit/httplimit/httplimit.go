@@ -239,6 +239,7 @@ func (m Middleware) answer(w http.ResponseWriter, r *http.Request, next http.Han
 
 // pass calls the handler. Without costs, nothing was taken.
 func (m Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, c *costs) {
+	r = r.WithContext(ratelimit.WaitUpTo(r.Context(), 0)) // as behind a slot
 	switch {
 	case c == nil && m.Settle:
 		m.serve(w, r, next, &costs{})
@@ -254,7 +255,7 @@ func (m Middleware) inFlight(w http.ResponseWriter, r *http.Request, next http.H
 	c := newCosts(requests)
 	c.held = true
 	result, err := outcome.Hold(r.Context(), "http", m.Limiter, m.DB, outcome.Work{
-		Within: m.timeout(), Keeps: m.FailOpen,
+		Within: m.timeout(),
 		Serve: func(ctx context.Context, held ratelimit.Held) {
 			m.answer(w, r.WithContext(ctx), next, c, m.decided(r, outcome.Held(held), nil))
 		},

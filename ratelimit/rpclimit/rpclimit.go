@@ -161,13 +161,13 @@ func (i Interceptor) around(ctx context.Context, call Call, next func(ctx contex
 	if err != nil || !outcome.Slots(requests) {
 		refusal := i.decide(ctx, requests, err, call)
 		if refusal == nil {
-			next(ctx)
+			next(ratelimit.WaitUpTo(ctx, 0)) // as behind a slot
 		}
 		return refusal
 	}
 	var asked ratelimit.Result
 	result, err := outcome.Hold(ctx, "rpc", i.Limiter, i.DB, outcome.Work{
-		Within: i.timeout(), Keeps: i.FailOpen,
+		Within: i.timeout(),
 		Serve: func(ctx context.Context, held ratelimit.Held) {
 			asked = outcome.Unanswered(outcome.Held(held))
 			i.answer(ctx, call, outcome.Held(held), nil)
@@ -185,7 +185,7 @@ func (i Interceptor) around(ctx context.Context, call Call, next func(ctx contex
 	}
 	refusal := i.answer(ctx, call, result, err)
 	if refusal == nil {
-		next(ctx)
+		next(ratelimit.WaitUpTo(ctx, 0))
 	}
 	return refusal
 }
