@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -64,10 +65,10 @@ CREATE TRIGGER go AFTER DELETE ON projects REFERENCING OLD TABLE AS gone FOR EAC
 CREATE TRIGGER move AFTER UPDATE ON projects REFERENCING OLD TABLE AS gone NEW TABLE AS come FOR EACH STATEMENT EXECUTE FUNCTION projects_move();
 `
 
-// full reports whether SQL said that a team has all its projects.
+// full reports whether SQL said that a team has all its projects, or that it may never have so many.
 func full(err error) bool {
 	e, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && e.Code == "PT429"
+	return ok && (e.Code == "PT429" || strings.Contains(e.Detail, `"reason" : "never"`))
 }
 
 // create makes a project from Go. The Hold is the question, with an answer that Go understands; the trigger then holds the same id, and takes nothing.

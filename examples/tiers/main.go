@@ -108,7 +108,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return start(ctx, pool, path)
 	}
 
-	for _, mistake := range [][2]string{{`"rate": 3`, `"rate": -3`}, {`"rate": 3, `, ``}, {`"capacity"`, `"capasity"`}, {`"1d"`, `"1 day"`}} {
+	for _, mistake := range [][2]string{{`"rate": 3`, `"rate": -3`}, {`"rate": 3, `, ``}, {`"capacity"`, `"capasity"`}, {`"1d"`, `"one day"`}} {
 		_, err := edit(mistake[0], mistake[1])
 		fmt.Printf("a file with %s in place of %s: %v\n", cmp.Or(mistake[1], "nothing"), mistake[0], err)
 		if err == nil {
