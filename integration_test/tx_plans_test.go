@@ -29,7 +29,7 @@ INSERT INTO ratelimit.overrides (name, key, effect, until, made_at)
 SELECT 'l', CASE WHEN i <= 50000 THEN i::text WHEN i <= 70000 THEN '5' END, 'block', now() - interval '1 day' - i * interval '1 second', now() - interval '2 days' - i * interval '1 second'
   FROM generate_series(1, 80000) AS i;
 INSERT INTO ratelimit.overrides (name, key, effect, rate, until) SELECT 'm', i::text, 'numbers', 20, now() + interval '1 day' FROM generate_series(1, 20000) AS i;
-INSERT INTO ratelimit.usage SELECT n::text, date_trunc('minute', now()) - i * interval '1 minute', 1, 1, 0, 1, 0, 0 FROM generate_series(1, 100) AS n, generate_series(1, 1000) AS i;
+INSERT INTO ratelimit.usage SELECT CASE n WHEN 1 THEN 'l' ELSE n::text END, date_trunc('minute', now()) - i * interval '1 minute', 1, 1, 0, 1, 0, 0 FROM generate_series(1, 100) AS n, generate_series(1, 1000) AS i;
 INSERT INTO ratelimit.denials SELECT n::text, date_trunc('hour', now(), 'UTC') - i * interval '1 hour', k::text, 1, 1, now() FROM generate_series(1, 4) AS n, generate_series(1, 500) AS i, generate_series(1, 50) AS k`
 
 // grownKeys has one key with 5,000 live holds beside 40,000 that are settled, and one with 5,000 that have no end. Statistics from before do not know them.
@@ -50,7 +50,7 @@ var grownReads = []struct {
 	{"Apply", `'consume', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}', false, NULL, false, NULL, NULL, NULL, NULL, NULL`, few},
 	{"Apply", `'check', '{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}', false, NULL, false, NULL, NULL, NULL, NULL, NULL`, few},
 	{"ApplyOne", `'consume', 'l', '5', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', false, NULL, false, NULL, NULL, NULL, NULL, NULL`, few},
-	{"Block", `'l', '5', NULL, '1 hour', '', 'ann', false`, few},
+	{"Block", `'l', '5', NULL, '1 hour', '', 'ann', false, false, false`, few},
 	{"Coalesce", `'{l}', '{10}', '{1 min}', '{10}', '{4,5,6}', '{1,1,1}', '{}', '{1,1,1}', '{1,1,1}', '{0,0,0}', '{}', '{}', '{}', '{}', '{}', '{}', NULL, NULL, NULL, NULL`, few},
 	{"Coalesce", `'{l}', '{10}', '{1 min}', '{10}', '{5}', '{1}', '{}', '{}', '{}', '{}', '{1,2}', '{1,1}', '{1,1}', '{NULL,NULL}', '{1,2}', '{0,0}', NULL, NULL, NULL, NULL`, few},
 	{"Consume", `'l', '5', 10, '1 min', 10, NULL, 1, 0, NULL, false, false, NULL`, few},
@@ -58,26 +58,26 @@ var grownReads = []struct {
 	{"ConsumeSeveral", `'{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}', NULL, false, NULL, NULL, NULL`, few},
 	{"ConsumeSharded", `'s', '5', 10, '1 min', 10, NULL, 2, 1, 0, 0, 1, NULL, false, NULL`, few},
 	{"Each", `'{1}', '{l}', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{0}', '{0}', '{0}', '{5}', '{1}', NULL, NULL, NULL, NULL`, few},
-	{"Extend", `'{slots,slots}', '{"",""}', '{4000,17}', ARRAY[md5('4000'),md5('17')]::uuid[], '{1 min,1 min}', NULL`, few},
+	{"Extend", `NULL, '{slots,slots}', '{"",""}', '{4000,17}', ARRAY[md5('4000'),md5('17')]::uuid[], '{1 min,1 min}'`, few},
 	{"Hold", `'new', md5('x')::uuid, '1 min', 1, '{slots}', '{slots}', '{""}', '{0}', '{1 s}', '{0}', '{NULL}', '{1}', '{1}', '{-6000}', '{0}', '{0}', NULL, NULL, NULL, NULL`, few},
 	{"MaySweep", ``, few},
 	{"Move", `'{l,l}', '{5,6}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', 0, NULL, NULL, NULL, NULL`, few},
-	{"Override", `'l', '5', 10, NULL, NULL, NULL, '1 hour', '', 'ann', false`, few},
+	{"Override", `'l', '5', 10, NULL, NULL, NULL, '1 hour', '', 'ann', false, false, false`, few},
 	{"Overrides", `pg_current_snapshot(), 0`, few},
-	{"Pause", `'{l}', '{5}', '{10}', '{1 min}', '{10}', '{1}', '{0}', now() + interval '1 hour', NULL`, few},
+	{"Pause", `'{l}', '{5}', '{10}', '{1 min}', '{10}', '{1}', '{0}', NULL, '1 hour'`, few},
 	{"Publish", `'other', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 minute"}]', true`, 600},
 	{"RecordUsage", `'{1}', ARRAY[date_trunc('minute', now())], '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', ARRAY[date_trunc('hour', now(), 'UTC')], '{x}', '{1}', '{1}', ARRAY[now()], '30 days'`, few},
 	{"Refund", `'{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{9,9}', '{1,1}', now(), now(), NULL, NULL, NULL, NULL`, few},
 	{"RefundOne", `'l', '5', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{1}', '{9}', '{1}', now(), now(), NULL, NULL, NULL, NULL`, few},
 	{"Reset", `'{l}', '{5}'`, few},
-	{"Restore", `'m', '5', 'ann'`, few},
+	{"Restore", `'m', '5', 'ann', false, false`, few},
 	{"Resume", `'{l}', '{5}', NULL`, few},
 	{"Settle", `false, '4000', md5('4000')::uuid, 1, '{false}', '{slots}', '{""}', '{0}', '{1 s}', '{0}', '{NULL}', '{1}', '{0}', NULL, NULL, NULL, NULL`, few},
 	{"Settle", `true, '4000', NULL, 1, '{false}', '{forever}', '{""}', '{0}', '{1 s}', '{0}', '{NULL}', '{1}', '{0}', NULL, NULL, NULL, NULL`, few},
 	{"Sweep", `'l', 'token bucket', 10, NULL, '1 min', 10, NULL, '', NULL, NULL`, 3000},
 	{"SweepTurn", `'l', 'begin', '5 min', NULL`, few},
 	{"SweepHolds", `'', '', '', NULL`, 5000},
-	{"Unblock", `'l', '5', 'ann'`, few},
+	{"Unblock", `'l', '5', 'ann', false, false`, few},
 	{"UpdateBucket", `10, '1 min', 10, 1, 'l', '5', 0`, few},
 	{"UpdateCalendar", `10, '1 month', 10, '2026-01-01', ARRAY['2026-01-01'::timestamptz], 1, 'l', '5', 0`, few},
 	{"UpdateHold", `'1 min', NULL, NULL, 10, 10, 1, md5('x')::uuid, '1 min', 'l', '5', 0, 'new', 'held', 'tokens'`, few},
@@ -94,7 +94,7 @@ var grownReads = []struct {
 	{"SELECT ratelimit.hold_many('own', '5', ids => '{a,b}')", "", few},
 	{"SELECT ratelimit.keys('l', keys => '{5,6}')", "", few},
 	{"SELECT ratelimit.denials('1')", "", few},
-	{"SELECT ratelimit.usage('1')", "", few},
+	{"SELECT ratelimit.usage('l')", "", few},
 	{"SELECT ratelimit.usage()", "", 7000},
 	{"SELECT ratelimit.holds('own', '5')", "", few},
 	{"SELECT ratelimit.holds('slots', global => true)", "", 15000}, // two pages or three for each that is held, with dead ones, and none that is settled

@@ -353,6 +353,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: extended, to no end": func(c *failing) error {
 			return second(c.limiter.Hold(c.ctx, c.pool, c.holdOf(), ratelimit.NoEnd))
 		},
+		"Release: a receipt": func(c *failing) error {
+			result, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(0))
+			succeeds(c, err)
+			return c.limiter.Release(c.ctx, c.pool, string(result.Receipt()), c.request())
+		},
 		"Hold: waiting in a transaction": func(c *failing) error {
 			return c.begun(func(conn *pgx.Conn) error {
 				return second(c.limiter.Hold(ratelimit.WaitUpTo(c.ctx, time.Minute), conn, "work", time.Minute, c.request()))

@@ -91,6 +91,9 @@ func holdToken(uuid, id string, held []Status) string {
 
 // readToken reads a token that may have been altered.
 func readToken(token string) (t tokenRead, err error) {
+	if strings.HasPrefix(token, `{"v":`) {
+		return t, errors.New("the token is a receipt: Refund it")
+	}
 	if !strings.HasPrefix(token, "~") {
 		if err := checkID(token); err != nil {
 			return t, fmt.Errorf("the token is none: as the id of a hold without an end, %w", err)

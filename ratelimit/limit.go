@@ -146,7 +146,7 @@ func MaxReserved(tokens float64) Option {
 }
 
 // Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods. For
-// the other kinds, Start is a mistake.
+// the other kinds, Start is a mistake. All processes need the same t: with time.Now(), each has windows of its own, and each grants all.
 func Start(t time.Time) Option { return option{"Start", func(c *Config) { c.Start = &t }} }
 
 // Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has 1/n

@@ -206,12 +206,12 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	if err := definitionsOnly(o.Limits); err != nil {
 		return nil, err
 	}
-	switch {
-	case o.SweepEvery < 0:
-		return nil, fmt.Errorf("%w: open: Options.SweepEvery is %v: it must be positive, or 0 for %v", ErrInvalid, o.SweepEvery, defaultSweepEvery)
-	case o.SweepEvery == 0:
-		o.SweepEvery = defaultSweepEvery
+	for name, every := range map[string]time.Duration{"SweepEvery": o.SweepEvery, "OverridesEvery": o.OverridesEvery} {
+		if every != 0 && every < time.Millisecond {
+			return nil, fmt.Errorf("%w: open: Options.%s is %v: it must be 1ms or more, or 0 for the default (a bare number in Go is nanoseconds)", ErrInvalid, name, every)
+		}
 	}
+	o.SweepEvery = cmp.Or(o.SweepEvery, defaultSweepEvery)
 	if o.Schema != "" {
 		if err := inschema.Check(o.Schema); err != nil {
 			return nil, fmt.Errorf("%w: open: Options.Schema: %w", ErrInvalid, err)

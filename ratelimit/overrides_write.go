@@ -16,7 +16,7 @@ import (
 // the future, nothing is sent, and the error is [ErrInvalid]. Reason and Who, which may be empty, are
 // for those who look later. Beside Who, the database writes down the role that is logged in.
 type Terms struct {
-	For     time.Duration // from now, by the database's clock: 1 µs to 366 days
+	For     time.Duration // from now, by the database's clock: 100 ms to 366 days
 	Until   time.Time     // before the year 10000
 	Forever bool          // it has no end
 
@@ -104,8 +104,8 @@ func (t *Terms) end(l *Limiter, db DB) (until *time.Time, lasts pgtype.Interval,
 		return nil, lasts, errors.New("one of For, Until and Forever has to say when it ends")
 	case t.Forever:
 		return nil, lasts, nil
-	case t.For != 0 && (t.For < time.Microsecond || t.For > maxTTL):
-		return nil, lasts, fmt.Errorf("a For of %v is not between 1µs and %v: say Until or Forever", t.For, maxTTL)
+	case t.For != 0 && (t.For < minTTL || t.For > maxTTL):
+		return nil, lasts, fmt.Errorf("a For of %v is not between %v and %v (a bare number in Go is nanoseconds): say Until or Forever", t.For, minTTL, maxTTL)
 	case t.For != 0:
 		return nil, pgtype.Interval{Microseconds: t.For.Microseconds(), Valid: true}, nil
 	}

@@ -38,7 +38,8 @@ const maxPause = 31 * 24 * time.Hour
 // Numbers that a [Limiter.Override] sets count. A block, or an override that lifts the limit, goes on to decide, and the
 // pause is there when it ends. A limit whose rate is 0 grants nothing anyway: nothing is sent, and until is zero.
 // [ErrInvalid], before anything is sent, are a limit that is no token bucket (for a quota beside it, use another limit),
-// two requests for one key, and a time of more than 31 days, also below zero: it was read wrong.
+// two requests for one key, and a time of more than 31 days, also below zero, or of less than a microsecond: it was read
+// wrong.
 //
 // In a transaction, the pause holds once that is committed, and all keys are locked until then: commit soon, since the other workers wait.
 // Above READ COMMITTED, another transaction's change of a key is 40001. On a [Coalescer], its pool is used. Outside a transaction, after an
@@ -61,8 +62,11 @@ func (l *Limiter) Resume(ctx context.Context, db DB, requests ...Request) error 
 
 // validatePause validates how long a Pause lasts. There is nothing to do for one that is over.
 func (c *call) validatePause(lasts time.Duration) error {
-	if lasts > maxPause || lasts < -maxPause {
+	switch {
+	case lasts > maxPause || lasts < -maxPause:
 		return invalidCall(c.asked, fmt.Sprintf("a pause of %v is longer than 31 days", lasts))
+	case lasts > 0 && lasts < time.Microsecond:
+		return invalidCall(c.asked, fmt.Sprintf("a pause of %v is less than 1µs (a bare number in Go is nanoseconds: write 60*time.Second)", lasts))
 	}
 	if c.lasts = lasts.Truncate(time.Microsecond); c.lasts <= 0 {
 		c.rowless, c.demands = append(c.rowless, c.demands...), nil

@@ -170,7 +170,7 @@ func during(t *trial) {
 	limits, slots := new(ratelimit.Limiter), ratelimit.Slots(t.name("slots"), 1).Key(t.key(0))
 	if !t.way.sql { // also where a Hold is refused
 		var row dbsqlc.ExtendRow
-		t.must("an extension of nothing", t.db.QueryRow(t.ctx, dbsqlc.Extend, []string{}, []string{}, []string{}, []string{}, []string{}, nil).Scan(&row.Ended, &row.Lost, &row.Busy))
+		t.must("an extension of nothing", t.db.QueryRow(t.ctx, dbsqlc.Extend, nil, []string{}, []string{}, []string{}, []string{}, []string{}).Scan(&row.Ended, &row.Lost, &row.Busy, &row.At))
 	}
 	held, err := limits.Hold(t.ctx, t.db, t.job(2), time.Minute, t.still("budget", 10).Key(t.key(0)))
 	t.must("a hold of tokens", err)

@@ -180,10 +180,10 @@ func (r *Recorder) Validate() error {
 		return fmt.Errorf("%w: the DB of a usage.Recorder is a %s, which cannot be used beside other work: set it to a pool", ratelimit.ErrInvalid, handles.Type(r.DB))
 	case r.Schema != "" && inschema.Check(r.Schema) != nil:
 		return fmt.Errorf("%w: Schema of a usage.Recorder: %w", ratelimit.ErrInvalid, inschema.Check(r.Schema))
-	case r.Every < 0:
-		return fmt.Errorf("%w: Every of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Every, DefaultEvery)
-	case r.Keep < 0:
-		return fmt.Errorf("%w: Keep of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Keep, DefaultKeep)
+	case r.Every != 0 && r.Every < time.Millisecond:
+		return fmt.Errorf("%w: Every of a usage.Recorder is %v: it must be 1ms or more, or 0 for %v (a bare number in Go is nanoseconds)", ratelimit.ErrInvalid, r.Every, DefaultEvery)
+	case r.Keep != 0 && r.Keep < time.Minute: // older rows of everybody are deleted
+		return fmt.Errorf("%w: Keep of a usage.Recorder is %v: it must be a minute or more, or 0 for %v (a bare number in Go is nanoseconds)", ratelimit.ErrInvalid, r.Keep, DefaultKeep)
 	}
 	return nil
 }
