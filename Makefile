@@ -47,7 +47,7 @@ slowest: ## print which tests of make test took longest, in seconds (TARGET=long
 
 race: ## run the tests of every module with the race detector, and the random ones at twice the size (AREAS="tx coalescer": less)
 	run=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -race -run "$$run" ./integration_test $(if $(AREAS),,-whole)
-	$(TEST) -race -p 1 $(if $(AREAS),./internal/... ./internal/postgres/... ./ratelimit/... ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
+	$(TEST) -race -p 1 $(if $(AREAS),./internal/... ./internal/postgres/... ./ratelimit ./ratelimit/console ./ratelimit/httplimit ./ratelimit/ratelimittest ./ratelimit/usage ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test -count=1 -v -run . .
