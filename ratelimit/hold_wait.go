@@ -12,7 +12,7 @@ import (
 )
 
 // WaitUpTo returns a context with which [Limiter.Hold] and [Limiter.During], and the middlewares by them, wait for
-// slots and for tokens, up to d:
+// slots and for tokens, up to d, or not at all with a d of 0 or less:
 //
 //	err := limits.During(ratelimit.WaitUpTo(ctx, 5*time.Second), pool, id, time.Minute, render, renders.Key(customer))
 //

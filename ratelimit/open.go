@@ -31,12 +31,12 @@ type Options struct {
 	Limits []Limit
 
 	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool. Open flushes it once, to see that it may
-	// write. nil: nothing is recorded.
+	// write. nil: nothing is recorded. One Recorder is for one Schema.
 	//
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
 	Usage UsageRecorder
 
-	// OverridesEvery is the time between two polls of the overrides: at most a second, which is the default, for 0. Otherwise tokens
+	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, which is the default, for 0. If it were longer, tokens
 	// that are added to an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all
 	// overrides in force, or less often if that takes longer than 0.6 s.
 	OverridesEvery time.Duration
@@ -58,7 +58,7 @@ type Options struct {
 	// wrong with the usage is told to OnError of the Recorder.
 	OnError func(err error)
 
-	// SweepEvery is the time from one sweep to the next, more or less. The first comes within it. 0: 10 minutes. A negative one
+	// SweepEvery is the time from one sweep to the next, more or less. The first comes within it. 0: 10 minutes. Less than 1 ms
 	// is [ErrInvalid].
 	SweepEvery time.Duration
 

@@ -94,10 +94,10 @@ type Recorder struct {
 	// Schema is that of [ratelimit.Limiter]. With [ratelimit.Open], that of its Options counts.
 	Schema string
 
-	// Every is the time from one flush to the next. 0: DefaultEvery, 10 seconds.
+	// Every is the time from one flush to the next. 0: DefaultEvery, 10 seconds. Less than 1 ms is an error.
 	Every time.Duration
 
-	// Keep is how long rows are kept. 0: DefaultKeep, 30 days. Flushes delete older rows, of all limits and programs: the
+	// Keep is how long rows are kept, a minute at least. 0: DefaultKeep, 30 days. Flushes delete older rows, of all limits and programs: the
 	// shortest Keep of all programs counts. A flush deletes 1,000 rows of each table and some more, so that a shorter Keep
 	// takes effect little by little.
 	Keep time.Duration
