@@ -119,7 +119,7 @@ func holdsBesideAnOldSnapshot(ctx context.Context, e *env) (outcome, error) {
 			n++
 			held, err := limits.Hold(ctx, pool, strconv.Itoa(n), time.Minute, slots)
 			if err == nil {
-				err = limits.Release(ctx, pool, held.Token)
+				_, err = limits.Release(ctx, pool, held.Token)
 			}
 			if err != nil {
 				return 0, err

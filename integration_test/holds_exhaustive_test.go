@@ -265,7 +265,7 @@ func (w *exhaustive) steps(at *holdMoment, sweeps bool) (steps []holdStep) {
 				}, func(m *holdLedger) string { return m.end(id, of, used, false) }})
 			}
 			steps = append(steps, holdStep{fmt.Sprint("release ", id, " ", of), func(w *exhaustive, db handle) (string, error) {
-				return "done", w.limits.Release(w.Context(), db, tokens[of])
+				return "done", second(w.limits.Release(w.Context(), db, tokens[of]))
 			}, func(m *holdLedger) string { return m.end(id, of, 0, true) }})
 			if sweeps { // where an extension is possible, a sweep is
 				steps = append(steps, holdStep{fmt.Sprint("extend ", id, " ", of), func(w *exhaustive, db handle) (string, error) {

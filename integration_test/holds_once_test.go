@@ -47,7 +47,9 @@ func TestOnceCountsOnce(t *testing.T) {
 		a, b := slow("a", 10).Key("k"), slow("b", 10).Key("k")
 		first := h.once(false, "event 1", a.Count(4))
 		h.once(true, "event 1", a.Count(4))
-		h.once(true, "event 1", a.Count(1))
+		if again := h.once(true, "event 1", a.Count(1), b.Count(2)); again.Requests[0].Count != 4 || again.Requests[1].Count != 2 {
+			t.Errorf("with other counts: %+v", again)
+		}
 		h.has(a, 6)
 		h.once(false, "event 1", b)                          // each limit by itself,
 		h.once(false, "event 1", slow("a", 10).Key("other")) // and each key

@@ -93,7 +93,7 @@ func TestHoldsAtMostNLive(t *testing.T) {
 						before := scan[time.Time](t, pool, "SELECT clock_timestamp()")
 						err = do(func(ctx context.Context, db ratelimit.DB) (err error) {
 							if fate > 1 && fate < 6 {
-								return limits.Release(ctx, db, held.Token, slots.Key("k"))
+								return second(limits.Release(ctx, db, held.Token, slots.Key("k")))
 							}
 							if _, err = limits.Settle(ctx, db, held.Token, slots.Key("k")); err == nil && fate == 1 {
 								late.Add(1)
@@ -242,7 +242,7 @@ func TestHoldsADuplicateTakesNothing(t *testing.T) {
 		if err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := limits.Release(t.Context(), pool, held.Token); err != nil {
+		if err := second(limits.Release(t.Context(), pool, held.Token)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -317,7 +317,7 @@ func TestHoldsLostRollsBack(t *testing.T) {
 		if !errors.Is(err, ratelimit.ErrHoldLost) {
 			t.Errorf("%v", err)
 		}
-		if err := limits.Release(t.Context(), pool, other.Token); err != nil {
+		if err := second(limits.Release(t.Context(), pool, other.Token)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -351,7 +351,7 @@ func TestHoldsARollbackTakesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := limits.Release(t.Context(), tx, again.Token); err != nil {
+		if err := second(limits.Release(t.Context(), tx, again.Token)); err != nil {
 			t.Error(err)
 		}
 		if _, err := limits.Hold(t.Context(), tx, "a", time.Minute, slots); err != nil {
@@ -396,7 +396,7 @@ func TestHoldsNeverDeadlock(t *testing.T) {
 							err = nil
 						}
 					case 1, 2:
-						err = limits.Release(t.Context(), pool, held.Token)
+						err = second(limits.Release(t.Context(), pool, held.Token))
 					default:
 						_, err = pool.Exec(t.Context(), "SELECT ratelimit._sweep_holds('', '', '', NULL)")
 					}
@@ -458,7 +458,7 @@ func TestHoldsAReleaseAfterASettleWaitsForNothing(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := limits.Release(ctx, pool, held.Token); err != nil {
+	if err := second(limits.Release(ctx, pool, held.Token)); err != nil {
 		t.Error(err)
 	}
 }
@@ -521,19 +521,19 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 	inTx := func(level pgx.TxIsoLevel) func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
 		return func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
 			return limits.InTx(context.Background(), pool, func(ctx context.Context, tx pgx.Tx) error {
-				return limits.Release(ctx, tx, token, requests...)
+				return second(limits.Release(ctx, tx, token, requests...))
 			}, ratelimit.Isolation(level))
 		}
 	}
 	ends := map[string]func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error{
 		"release": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
-			return limits.Release(context.Background(), pool, token, requests...)
+			return second(limits.Release(context.Background(), pool, token, requests...))
 		},
 		"release one": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
-			return limits.Release(context.Background(), pool, token, requests[len(requests)-1])
+			return second(limits.Release(context.Background(), pool, token, requests[len(requests)-1]))
 		},
 		"release all": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, _ []ratelimit.Request) error {
-			return limits.Release(context.Background(), pool, token)
+			return second(limits.Release(context.Background(), pool, token))
 		},
 		"settle": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, _ []ratelimit.Request) error {
 			if _, err := limits.Settle(context.Background(), pool, token); !errors.Is(err, ratelimit.ErrHoldLost) {
@@ -576,7 +576,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 					}
 					before, err := limits.Hold(t.Context(), pool, "before", time.Minute, requests...)
 					succeeds(t, err)
-					succeeds(t, limits.Release(t.Context(), pool, before.Token))
+					succeeds(t, second(limits.Release(t.Context(), pool, before.Token)))
 					if of.new {
 						mustExec(t, pool, "DELETE FROM ratelimit.limits WHERE key = '"+key+"'")
 					}
@@ -647,7 +647,7 @@ func TestAnEndWaitsForACommit(t *testing.T) {
 							_, err := pool.Exec(context.Background(), "SELECT ratelimit.release('limit', 'k', $1)", held.Token)
 							ended <- err
 						} else {
-							ended <- limits.Release(context.Background(), pool, held.Token, limit.Key("k"))
+							ended <- second(limits.Release(context.Background(), pool, held.Token, limit.Key("k")))
 						}
 					}()
 					select {

@@ -90,7 +90,7 @@ func (h holder) lost(token string, requests ...ratelimit.Request) ratelimit.Resu
 
 func (h holder) release(token string, requests ...ratelimit.Request) {
 	h.Helper()
-	if err := h.limits.Release(h.Context(), h.db, token, requests...); err != nil {
+	if err := second(h.limits.Release(h.Context(), h.db, token, requests...)); err != nil {
 		h.Fatal(err)
 	}
 }
@@ -172,8 +172,8 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 		if held := h.hold("p1", ratelimit.NoEnd, projects); held.Token != "p1" {
 			t.Fatalf("the token is %q", held.Token)
 		}
-		held, err := h.limits.Hold(t.Context(), db, "p1", ratelimit.NoEnd, projects)
-		if err != nil || !held.Repeated || held.Token != "p1" || held.Requests[0].Taken != 0 {
+		held, err := h.limits.Hold(t.Context(), db, "p1", ratelimit.NoEnd, projects.Count(2))
+		if err != nil || !held.Repeated || held.Token != "p1" || held.Requests[0].Taken != 0 || held.Requests[0].Count != 1 {
 			t.Fatalf("again: %+v, %v", held, err)
 		}
 		h.has(projects, 1)
@@ -193,8 +193,12 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 		h.release("p2", projects)
 		h.hold("p2", ratelimit.NoEnd, projects) // the id is free at once
 		h.release("p1", projects)
-		h.release("never", projects)
-		h.has(projects, 1)
+		for id, held := range map[string]bool{"p1": false, "never": false, "p2": true} {
+			if released, err := h.limits.Release(t.Context(), db, id, projects); err != nil || released != held {
+				t.Fatalf("%q was released: %v, %v", id, released, err)
+			}
+		}
+		h.has(projects, 2)
 	})
 }
 
@@ -430,10 +434,10 @@ func TestHoldsRefuse(t *testing.T) {
 	check("no Count", settle(token, slots, tokens), ratelimit.ErrInvalid, "needs the Count")
 	for _, bad := range []string{"", "~", token[:30], "~" + token, strings.Replace(token, "3:job", "9:job", 1), token + "x", strings.Replace(token, "3:job", "200:job", 1)} {
 		check("token", settle(bad, slots), ratelimit.ErrInvalid, "token")
-		check("token", h.limits.Release(ctx, db, bad, slots), ratelimit.ErrInvalid, "token")
+		check("token", second(h.limits.Release(ctx, db, bad, slots)), ratelimit.ErrInvalid, "token")
 	}
 	release := func(token string, requests ...ratelimit.Request) error {
-		return h.limits.Release(ctx, db, token, requests...)
+		return second(h.limits.Release(ctx, db, token, requests...))
 	}
 	for _, end := range []func(token string, requests ...ratelimit.Request) error{settle, release} {
 		for _, other := range []ratelimit.Request{ratelimit.Slots("slots", 2).Key("b"), ratelimit.Slots("other", 2).Key("a"), ratelimit.TokenBucket("tokens", 10, time.Hour).Global()} {
@@ -684,7 +688,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			token := h.hold("job", time.Hour, window.Key("a").Count(6), month.Key("a")).Token
 			h.clock.Advance(time.Minute)
 			consumes(h, window.Key("a").Count(8))
-			succeeds(h.T, (&ratelimit.Limiter{Clock: h.clock.Now}).Release(h.Context(), h.db, token))
+			succeeds(h.T, second((&ratelimit.Limiter{Clock: h.clock.Now}).Release(h.Context(), h.db, token)))
 			h.has(window.Key("a"), 2)
 		},
 		"what is unlimited now, ended by who does not know it": func(h holder) {
@@ -831,7 +835,7 @@ func TestADeployEndsJobsOfTheVersionBefore(t *testing.T) {
 					if verb == "Settle" {
 						result, err = next.Settle(t.Context(), h.db, token, named...)
 					} else {
-						err = next.Release(t.Context(), h.db, token, named...)
+						err = second(next.Release(t.Context(), h.db, token, named...))
 					}
 					if err != nil {
 						t.Fatal(err)

@@ -250,6 +250,7 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 		"a long who, restore":   second(limits.Restore(t.Context(), tx, api.Key("k"), ratelimit.End{Who: strings.Repeat("w", 256)})),
 		"no overrides followed": errors.Join(second(unopened.Block(t.Context(), tx, api.Key("k"), ratelimit.Terms{Forever: true})), second(unopened.Restore(t.Context(), tx, api.Key("k"), ratelimit.End{}))),
 		"overrides off":         second(without.Override(t.Context(), pool, api.Key("k"), ratelimit.Terms{Forever: true}, ratelimit.Rate(1))),
+		"unlimited":             second(limits.Override(t.Context(), tx, ratelimit.Unlimited("open").Key("k"), ratelimit.Terms{Forever: true}, ratelimit.Rate(1))),
 		"a block in the past":   second(limits.Block(t.Context(), tx, api.Key("k"), ratelimit.Terms{Until: time.Now().Add(-time.Minute)})),
 	} {
 		if !errors.Is(err, ratelimit.ErrInvalid) {

@@ -104,7 +104,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 				job = held.Token
 				return
 			}
-			if err := limiter.Release(t.Context(), tx, held.Token, slot, token); err != nil {
+			if err := second(limiter.Release(t.Context(), tx, held.Token, slot, token)); err != nil {
 				t.Errorf("tenant %q: %v", tenant, err)
 			}
 			if left := readBalance(t, &limiter, tx, slot); left != 1 {
@@ -160,8 +160,8 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			_, err := limiter.Hold(ctx, db, "project", ratelimit.NoEnd, slot)
 			return err
 		})
-		attack("release", "42501", func(ctx context.Context, db handle) error { return limiter.Release(ctx, db, "project", slot) })
-		attack("release by token", "42501", func(ctx context.Context, db handle) error { return limiter.Release(ctx, db, job, slot, token) })
+		attack("release", "42501", func(ctx context.Context, db handle) error { return second(limiter.Release(ctx, db, "project", slot)) })
+		attack("release by token", "42501", func(ctx context.Context, db handle) error { return second(limiter.Release(ctx, db, job, slot, token)) })
 		attack("settle", "42501", func(ctx context.Context, db handle) error {
 			_, err := limiter.Settle(ctx, db, job, slot, token.Count(1))
 			return err

@@ -224,6 +224,7 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		`ratelimit.consume_all('[{"name": "varying", "key": "ann", "rate": 9, "period": "1 hour"}]')`:                         "a token bucket of 1 day, not a token bucket of 01:00:00",
 		"ratelimit.consume('calendar', 'ann', 5, '1 month', kind => 'calendar window')":                                       "in Europe/Berlin from",
 		"ratelimit.consume('typo', 'ann')":                                                                                    "rate limit 'typo': no program has published it",
+		"ratelimit.override('open', 'ann', rate => 5, forever => true)":                                                       "it is defined as unlimited: numbers change nothing of it, but ratelimit.block does",
 		"ratelimit.keys('typo')":                                                                                              "no program has published it",
 		"ratelimit.restore('typo', 'ann')":                                                                                    "nobody knows it: no program has published it, and it has no row and no override",
 		"ratelimit.unblock('typo', every_key => true)":                                                                        "nobody knows it",

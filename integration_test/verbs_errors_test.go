@@ -79,7 +79,7 @@ func verbCalls(c *failing, db ratelimit.DB, r ratelimit.Request) map[string]func
 		"Resume":       func() error { return l.Resume(ctx, db, r) },
 		"Hold":         func() error { return second(l.Hold(ctx, db, "work", time.Minute, r)) },
 		"Settle":       func() error { return second(l.Settle(ctx, db, holdToken, r)) },
-		"Release":      func() error { return l.Release(ctx, db, holdToken, r) },
+		"Release":      func() error { return second(l.Release(ctx, db, holdToken, r)) },
 		"During":       func() error { return l.During(ctx, db, "work", time.Minute, noWork, r) },
 		"Once":         func() error { return second(l.Once(ctx, db, "event", time.Hour, r)) },
 		"ConsumeEach":  func() error { return second(l.ConsumeEach(ctx, db, r)) },
@@ -356,7 +356,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Release: a receipt": func(c *failing) error {
 			result, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(0))
 			succeeds(c, err)
-			return c.limiter.Release(c.ctx, c.pool, string(result.Receipt()), c.request())
+			return second(c.limiter.Release(c.ctx, c.pool, string(result.Receipt()), c.request()))
 		},
 		"Hold: waiting in a transaction": func(c *failing) error {
 			return c.begun(func(conn *pgx.Conn) error {
@@ -564,7 +564,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			if _, err := c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.request()); err != nil {
 				c.Error(err)
 			}
-			return c.limiter.Release(c.ctx, c.pool, "work", c.request())
+			return second(c.limiter.Release(c.ctx, c.pool, "work", c.request()))
 		},
 		"During: the hold is lost": func(c *failing) error {
 			return c.during(c.pool, 6*time.Second, func(ctx context.Context) ([]ratelimit.Request, error) {

@@ -428,7 +428,7 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 	}
 	committed, err := w.onHandle(ctx, p, s, func(db ratelimit.DB) error {
 		if s.Do == "release" {
-			failed = limits.Release(ctx, db, h.token, named...)
+			failed = second(limits.Release(ctx, db, h.token, named...))
 		} else {
 			result, failed = limits.Settle(ctx, db, h.token, named...)
 		}
@@ -513,7 +513,7 @@ func (w *everything) endStranger(ctx context.Context, p *worldProgram, s worldSt
 	before := w.rows()
 	_, err := w.onHandle(ctx, p, s, func(db ratelimit.DB) error {
 		if s.Do == "release" {
-			return p.asks.Release(ctx, db, token, requests...)
+			return second(p.asks.Release(ctx, db, token, requests...))
 		}
 		if _, err := p.asks.Settle(ctx, db, token, requests...); !errors.Is(err, ratelimit.ErrHoldLost) {
 			return fmt.Errorf("want that it is lost: %w", err)
@@ -556,6 +556,9 @@ func (w *everything) slotsSay(p *worldProgram, k int) {
 // changeSlots is an operator's step: another number of slots, for one key or as defined.
 func (w *everything) changeSlots(s worldStep, r *rand.Rand) {
 	p, request := w.programs[0], w.slots(s.Key)
+	if w.keys[s.Key] == nil {
+		request = worldSlotsLimit.EveryKey()
+	}
 	_, err := p.limits.Restore(w.Context(), w.pool, request, ratelimit.End{Who: "ann"})
 	w.must(err)
 	delete(w.slotsNow, s.Key)

@@ -198,7 +198,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 			case token == "":
 				return nil
 			case by == "tx":
-				return p.asks.InTx(ctx, w.lossy.Pool, func(ctx context.Context, tx pgx.Tx) error { return p.asks.Release(ctx, tx, token, zeroed(requests)...) }, ratelimit.Isolation(levels[s.Level]))
+				return p.asks.InTx(ctx, w.lossy.Pool, func(ctx context.Context, tx pgx.Tx) error { return second(p.asks.Release(ctx, tx, token, zeroed(requests)...)) }, ratelimit.Isolation(levels[s.Level]))
 			case by == "sql" && !varies && w.hasClock:
 				var err error
 				w.session(func(conn *pgx.Conn) {
@@ -210,9 +210,9 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 				})
 				return err
 			case varies, ttl < 0, r.IntN(2) == 0:
-				return p.asks.Release(ctx, db, token, zeroed(requests)...)
+				return second(p.asks.Release(ctx, db, token, zeroed(requests)...))
 			}
-			return p.asks.Release(ctx, db, token)
+			return second(p.asks.Release(ctx, db, token))
 		}
 	case "during":
 		call = func(ctx context.Context, _ ratelimit.DB) error {
@@ -236,7 +236,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 			return err
 		})
 	default:
-		repeat(func(ctx context.Context, db ratelimit.DB) error { return p.asks.Release(ctx, db, h.token, requests...) })
+		repeat(func(ctx context.Context, db ratelimit.DB) error { return second(p.asks.Release(ctx, db, h.token, requests...)) })
 	}
 	waited, callErr, err := w.givenUp(name, w.stored(id.key), lost, call, advised)
 	text := fmt.Sprintf("a %s %q of %v of %v, for %v, with a slot: %t, waited for a row of %s: %t, was given up, lost: %t: %v, and then by %s: %v", what, job, count, id, ttl, slot, name, waited, lost, callErr, by, err)
@@ -349,7 +349,7 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 		w.failf("%s: %v are left, %v later", what, after.Remaining, wait)
 	}
 	if hold {
-		w.must(p.asks.Release(w.Context(), w.lossy, held.Token, request.Count(0)))
+		w.must(second(p.asks.Release(w.Context(), w.lossy, held.Token, request.Count(0))))
 	} else {
 		_, err := p.asks.Refund(w.Context(), w.pool, first.Receipt(), request)
 		w.must(err)
@@ -385,7 +385,7 @@ func (w *everything) scramble(p *worldProgram, s worldStep) {
 				held, err := p.asks.Hold(w.Context(), w.pool, fmt.Sprintf("scramble %d %d", i, j), time.Hour, request)
 				denial, is := errors.AsType[*ratelimit.DeniedError](err)
 				if err == nil {
-					err = p.asks.Release(w.Context(), w.pool, held.Token)
+					err = second(p.asks.Release(w.Context(), w.pool, held.Token))
 				}
 				if err != nil && !is || is && (denial.RetryAt.IsZero() || denial.RetryAt.Before(w.clock.now)) {
 					mu.Lock()

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ec08c9758cef27e9607d8df27888d0b6ec4f86c8a5feb15bebd771146945d9ee"
+const Hash = "17b40c132efb296e8cfecee5bb988e70b08f22ea131801903e2218101da7358f"

@@ -322,7 +322,10 @@ func (d *during) settle(used []Request) error {
 }
 
 func (d *during) release(used []Request) error {
-	return d.try(func(ctx context.Context) error { return d.l.Release(ctx, d.db, d.token, used...) })
+	return d.try(func(ctx context.Context) error {
+		_, err := d.l.Release(ctx, d.db, d.token, used...)
+		return err
+	})
 }
 
 // try tries again for a while. What was settled or released stays so, when it is tried again.

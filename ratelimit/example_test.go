@@ -235,8 +235,8 @@ func ExampleSlots() {
 	fmt.Println("a second project:", errors.Is(err, ratelimit.ErrDenied))
 
 	// In the transaction that deletes it:
-	if err := limits.Release(ctx, pool, "project 17", projects.Key("team 7")); err != nil {
-		fmt.Println(err)
+	if released, err := limits.Release(ctx, pool, "project 17", projects.Key("team 7")); err != nil || !released {
+		fmt.Println(released, err)
 		return
 	}
 	_, err = limits.Hold(ctx, pool, "project 18", ratelimit.NoEnd, projects.Key("team 7"))

@@ -23,7 +23,7 @@ type Held struct {
 	// At is the instant of the decision: see [Result.At].
 	At time.Time
 
-	// Repeated reports whether nothing was taken, since the id is held without an end already.
+	// Repeated reports whether nothing was taken, since the id is held without an end already: with the Counts of Requests.
 	Repeated bool
 
 	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status].
@@ -191,8 +191,8 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 }
 
 // Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will be tried again. Everything comes
-// back but what was used: the [Request.Count] of its requests, 0 without one. What they do not name comes back, too. A hold that has ended is no error.
-// So defer it, with a context that does not end with the work, and on the pool:
+// back but what was used: the [Request.Count] of its requests, 0 without one. What they do not name comes back, too. A hold that has ended, or an id without
+// an end that is not held, is no error: released is false. So defer it, with a context that does not end with the work, and on the pool:
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
@@ -200,9 +200,9 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 // that programs have published or an override has; without any, they stay used. A hold that has an end is
 // released by its Token alone. Its id and requests are [ErrHoldLost], and its id without requests is [ErrInvalid]. A request for a limit or
 // key that the Token does not have is [ErrInvalid]. The same holds for Settle.
-func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) error {
-	_, err := l.do(ctx, db, verbRelease, about{hold: &holding{token: token}}, requests)
-	return err
+func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) (released bool, err error) {
+	result, err := l.do(ctx, db, verbRelease, about{hold: &holding{token: token}}, requests)
+	return err == nil && result.held.state != heldLate, err
 }
 
 // Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call for the id, within keep,
@@ -278,13 +278,14 @@ type held struct {
 	sentAt time.Time        // when the statement was sent, on a connection that was there
 }
 
-// The states of a held. Of Settle and Release, they are done, repeated and lost.
+// The states of a held. Of Settle and Release, they are done, late, repeated and lost.
 const (
 	heldTaken    = "taken"
 	heldDenied   = "denied"
 	heldBefore   = "held" // by an earlier call, in time
 	heldSettled  = "settled"
 	heldRepeated = "repeated"
+	heldLate     = "late" // nothing was held any more
 	heldLost     = "lost"
 	heldReleased = "released" // the token of a Hold was, before it came
 )
@@ -454,6 +455,11 @@ func (c *call) fillHeld(r *Result, a *answer) {
 		r.OK, r.Repeated = true, true
 		for i := range r.Requests {
 			r.Requests[i].OK = true
+		}
+		for i, counted := range a.rows { // by the first call
+			if requests := c.demands[i].requests; len(counted) > 0 && len(requests) == 1 {
+				r.Requests[requests[0]].Count = counted[0].Value
+			}
 		}
 		return
 	}

@@ -43,8 +43,8 @@ type End struct{ Who string }
 // it is [ErrInvalid].
 //
 // An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the newest. Kind, period and
-// start cannot be overridden. New numbers add no tokens: the SQL function ratelimit.add does, with the id. Numbers change nothing of an
-// [Unlimited] limit. A key that the SQL function ratelimit.unlimited lifts is granted everything, and nothing is taken.
+// start cannot be overridden. New numbers add no tokens: the SQL function ratelimit.add does, with the id. Of an
+// [Unlimited] limit, numbers are [ErrInvalid]. A key that the SQL function ratelimit.unlimited lifts is granted everything, and nothing is taken.
 //
 // It fails closed. If the overrides cannot be read any more, blocks and lower numbers stay, and raised numbers and unlimited keys count as
 // defined after 5 minutes. An override ends at its time in any case, by the database's clock or by [Limiter.Clock]. As far as that clock is
@@ -224,6 +224,9 @@ func (d *decree) texts() error {
 
 // fillNumbers validates the numbers of an override, and puts them into the arguments.
 func (d *decree) fillNumbers(args *dbsqlc.OverrideParams) error {
+	if d.request.limit.unlimited() {
+		return d.invalid("numbers change nothing of an unlimited limit: use Block")
+	}
 	var named Config
 	if named.set(d.numbers, []string{"Rate", "Capacity", "MaxReserved"}) != nil {
 		return d.invalid("Override changes only Rate, Capacity and MaxReserved")

@@ -298,7 +298,8 @@ func lastSlot(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter
 	if n["gold"] != 0 || refunded != 3 || n["free"] != 1 {
 		return errors.New("a job was started without a slot, or a token was kept without a job")
 	}
-	return limits.Release(ctx, pool, other.Token, slots.Key("gold").Count(8))
+	_, err = limits.Release(ctx, pool, other.Token, slots.Key("gold").Count(8))
+	return err
 }
 
 // tokens wants each tenant to have what is left by its starts: no token is gone without a job, and no job was started without one. A refund

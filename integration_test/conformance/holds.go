@@ -76,7 +76,8 @@ func (t *trial) lost(step, token string, requests ...ratelimit.Request) {
 }
 
 func (t *trial) released(step, token string, requests ...ratelimit.Request) {
-	t.must(step, t.limiter.Release(t.ctx, t.db, token, requests...))
+	_, err := t.limiter.Release(t.ctx, t.db, token, requests...)
+	t.must(step, err)
 }
 
 // left wants so many tokens or slots.

@@ -441,7 +441,7 @@ var overrideMutations = []mutation{
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
 		name: "steer-older-slots", file: overrides, what: "an override gives a rate to slots that only an older version defines",
-		old: "AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');", new: "AND d.current AND d.kind = 'slots');",
+		old: "AND (d.current OR d.alive_until > clock_timestamp()));", new: "AND d.current);",
 		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
 	}, {
 		name: "steer-older-add", file: overrides, what: "ratelimit.add mints slots that only an older version defines",

@@ -223,7 +223,8 @@ func (h *holder) end(ctx context.Context) {
 func (h *holder) finish(ctx context.Context, of heldToken) {
 	if h.IntN(4) == 0 {
 		h.call(ctx, heldLine{Verb: "release", ID: of.id, Limits: of.names, Token: of.token}, func(ctx context.Context, db ratelimit.DB, _ *heldLine) error {
-			return h.limiter.Release(ctx, db, of.token)
+			_, err := h.limiter.Release(ctx, db, of.token)
+			return err
 		})
 		return
 	}
@@ -275,7 +276,8 @@ func (h *holder) things(ctx context.Context) {
 		return
 	}
 	h.call(ctx, heldLine{Verb: "is gone", ID: id, Limits: []string{heldThings.Name()}}, func(ctx context.Context, db ratelimit.DB, _ *heldLine) error {
-		return h.limiter.Release(ctx, db, id, things)
+		_, err := h.limiter.Release(ctx, db, id, things)
+		return err
 	})
 }
 

@@ -326,6 +326,27 @@ BEGIN
 END
 $body$;
 
+-- The answer where the id is known. Of a repeated call, its values are what the first one counted.
+CREATE OR REPLACE FUNCTION ratelimit._as_known(state text, until timestamptz, at timestamptz, own text, names text[], keys text[]) RETURNS ratelimit._held
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    ord    integer[] := '{}';
+    counts double precision[] := '{}';
+    rec    record;
+BEGIN
+    FOR i IN 1..CASE WHEN state = 'repeated' THEN pg_catalog.cardinality(names) ELSE 0 END LOOP
+        SELECT h.count INTO rec FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        IF FOUND THEN
+            ord := pg_catalog.array_append(ord, i);
+            counts := pg_catalog.array_append(counts, rec.count);
+        END IF;
+    END LOOP;
+    RETURN ROW(state, until, at, ord, counts, pg_catalog.array_fill(at, ARRAY[pg_catalog.cardinality(ord)]), NULL)::ratelimit._held;
+END
+$body$;
+
 -- Takes tokens and slots under an id, as ratelimit._apply takes, all or nothing. The token is a random one, of the caller, who so can end the
 -- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
@@ -370,7 +391,7 @@ BEGIN
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
           FROM ratelimit._known(own, own_token, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
-            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
+            RETURN ratelimit._as_known(state, until, at, own, names[1:taking], keys[1:taking]);
         END IF;
     END IF;
     BEGIN
@@ -399,7 +420,7 @@ BEGIN
           FROM ratelimit._known(own, own_token, names, keys, at) AS k;
     END IF;
     IF state IN ('repeated', 'held', 'settled', 'released') THEN
-        RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
+        RETURN ratelimit._as_known(state, until, at, own, names[1:taking], keys[1:taking]);
     END IF;
     FOR i IN 1..taking LOOP
         free_at[i] := CASE WHEN units[i] = 'slots' THEN ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at) END;

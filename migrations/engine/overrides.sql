@@ -283,7 +283,7 @@ AS $body$
 DECLARE
     wrong text;
     unknown boolean; -- programs publish limits, but none of this name
-    slots boolean := EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');
+    kinds text[] := ARRAY(SELECT DISTINCT d.kind FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()));
     id bigint;
     blocked bigint;
 BEGIN
@@ -298,7 +298,8 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
-        WHEN effect = 'numbers' AND slots THEN
+        WHEN effect = 'numbers' AND kinds = ARRAY['unlimited'] THEN 'it is defined as unlimited: numbers change nothing of it, but ratelimit.block does'
+        WHEN effect = 'numbers' AND 'slots' = ANY (kinds) THEN
             CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
                  WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
                      pg_catalog.format('capacity of slots must be a whole number between 0 and 1e9, not %s', capacity) END

@@ -130,7 +130,7 @@ type Middleware struct {
 	FailOpen bool
 
 	// Timeout bounds the decision. A charge or a refund afterwards has as long again. If the time is over before the
-	// decision, the database could not be asked: 503. 0 is [DefaultTimeout].
+	// decision, the database could not be asked: 503. It is at least 1 ms; 0 is [DefaultTimeout].
 	Timeout time.Duration
 
 	// Jitter adds up to this part of the wait to Retry-After, so that clients denied together do not come back together.
@@ -278,8 +278,8 @@ func (m Middleware) wrong(next http.Handler) string {
 		return unusable
 	case m.Requests == nil:
 		return "Requests is nil"
-	case m.Timeout < 0:
-		return fmt.Sprintf("Timeout is %v: it must be positive, or 0 for %v", m.Timeout, DefaultTimeout)
+	case m.Timeout != 0 && m.Timeout < time.Millisecond:
+		return fmt.Sprintf("Timeout is %v: it must be at least 1 ms, or 0 for %v", m.Timeout, DefaultTimeout)
 	case !(m.Jitter >= 0 && m.Jitter <= 0.5):
 		return fmt.Sprintf("Jitter is %v, which is not between 0 and 0.5", m.Jitter)
 	case next == nil:

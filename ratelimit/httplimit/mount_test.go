@@ -50,6 +50,7 @@ func TestAMiddlewareThatCannotWorkIsNotMounted(t *testing.T) {
 		"(*sql.Conn)":                  func(m *httplimit.Middleware) { m.DB = ratelimit.SQL(new(sql.Conn)) },
 		"transaction (*sql.Tx)":        func(m *httplimit.Middleware) { m.DB = ratelimit.SQL(new(sql.Tx)) },
 		"Timeout is -1s":               func(m *httplimit.Middleware) { m.Timeout = -time.Second },
+		"Timeout is 5ns":               func(m *httplimit.Middleware) { m.Timeout = 5 },
 		"Jitter is 0.6":                func(m *httplimit.Middleware) { m.Jitter = 0.6 },
 		"Hidden: ":                     func(m *httplimit.Middleware) { m.Hidden = []ratelimit.Limit{limit, {}} },
 		"Jitter is NaN":                func(m *httplimit.Middleware) { m.Jitter = math.NaN() },

@@ -33,6 +33,7 @@ func TestAnInterceptorThatCannotWorkIsNotMounted(t *testing.T) {
 		"transaction (*sql.Tx)":        func(i *rpclimit.Interceptor) { i.DB = ratelimit.SQL(new(sql.Tx)) },
 		"Hidden: ":                     func(i *rpclimit.Interceptor) { i.Hidden = []ratelimit.Limit{{}} },
 		"Timeout is -1s":               func(i *rpclimit.Interceptor) { i.Timeout = -time.Second },
+		"Timeout is 5ns":               func(i *rpclimit.Interceptor) { i.Timeout = 5 },
 	} {
 		i := whole
 		breakIt(&i)

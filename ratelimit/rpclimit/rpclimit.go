@@ -64,7 +64,7 @@ var ErrNotLimited = errors.New("rpclimit: the call is not limited")
 //   - Internal if Requests returns another error, or no requests, or if a limit is wrong in itself. An error of Requests that
 //     matches [ratelimit.ErrBadRequest] is InvalidArgument.
 //
-// An Interceptor without Limiter, DB or Requests, with a negative Timeout or with an invalid limit in Hidden panics when it is
+// An Interceptor without Limiter, DB or Requests, with a Timeout out of bounds or with an invalid limit in Hidden panics when it is
 // given to the server.
 //
 // A stream is limited when it opens, and if Messages is set, at each message that the server receives. Calls that a
@@ -99,7 +99,7 @@ type Interceptor struct {
 	FailOpen bool
 
 	// Timeout bounds a decision. If it is over, the database could not be asked: Unavailable. The client's
-	// own deadline holds, too. 0 is [DefaultTimeout].
+	// own deadline holds, too. It is at least 1 ms; 0 is [DefaultTimeout].
 	Timeout time.Duration
 
 	// Hidden are limits that clients are not told about: those that clients share, for example. They are not in QuotaFailure,
@@ -240,8 +240,8 @@ func (i Interceptor) check() {
 	case wrong != "":
 	case i.Requests == nil:
 		wrong = "Requests is nil"
-	case i.Timeout < 0:
-		wrong = fmt.Sprintf("Timeout is %v: it must be positive, or 0 for %v", i.Timeout, DefaultTimeout)
+	case i.Timeout != 0 && i.Timeout < time.Millisecond:
+		wrong = fmt.Sprintf("Timeout is %v: it must be at least 1 ms, or 0 for %v", i.Timeout, DefaultTimeout)
 	}
 	for _, limit := range i.Hidden {
 		if err := limit.Validate(); err != nil && wrong == "" {
