@@ -3,7 +3,9 @@ package integration_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -180,7 +182,7 @@ func TestHTTPWhatEndsAHeldRequest(t *testing.T) {
 		var id string
 		var expires time.Time
 		if err := pool.QueryRow(t.Context(), `SELECT id, until FROM ratelimit.holds WHERE key = 'dies'`).Scan(&id, &expires); err != nil ||
-			!strings.HasPrefix(id, "http/") || !expires.Equal(noon.Add(time.Minute)) {
+			!strings.HasPrefix(id, "http/") || !strings.Contains(id, fmt.Sprintf("/%d/", os.Getpid())) || !expires.Equal(noon.Add(time.Minute)) {
 			t.Fatalf("%q, until %v, %v", id, expires, err)
 		}
 		s.get("/")

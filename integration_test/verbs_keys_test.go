@@ -172,7 +172,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		}
 	}
 
-	for i, key := range someOf(t, 30, writtenKeys...) {
+	for i, key := range someOf(t, 12, writtenKeys...) {
 		// One row, whoever takes.
 		r, lit := logins.Key(key), quoted(key)
 		w.goes(fmt.Sprintf("%q", key), r.Count(3), "")

@@ -339,8 +339,8 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 			}
 			w.looks()
 			for _, h := range w.expired(w.ids()...) {
-				o := w.inForce(h.of, w.clock.now)
-				known := w.limits[h.of.limit].Config().Varies == "" && !noRate(w.balances(p, h.of)[0]) && (o == nil || o.effect != "unlimited")
+				o, b := w.inForce(h.of, w.clock.now), w.balances(p, h.of)[0]
+				known := w.limits[h.of.limit].Config().Varies == "" && !noRate(b) && b.PausedUntil.IsZero() && (o == nil || o.effect != "unlimited")
 				if known || h.inSlots == "held" {
 					w.failf("a sweep left the expired hold %+v", *h)
 				}

@@ -149,15 +149,16 @@ func Example_plans() {
 	// cancelled: not in your plan
 }
 
-// A trial of 500 calls in 14 days is a window that begins with the trial, and another plan afterwards.
-func ExampleStart_trial() {
-	const length = 14 * 24 * time.Hour
-	begin := time.Date(2026, 11, 26, 15, 0, 0, 0, time.UTC)
-	now := begin.Add(length - time.Second)
+var trial = ratelimit.CalendarWindow("apiCalls.trial", 500, ratelimit.Month, ratelimit.Varies(62*24*time.Hour))
+
+// A trial of 500 calls in a month is a window that begins with the trial, and another plan afterwards.
+func ExampleAnchor_trial() {
+	begin, end := time.Date(2026, 11, 26, 15, 0, 0, 0, time.UTC), time.Date(2026, 12, 26, 15, 0, 0, 0, time.UTC)
+	now := end.Add(-time.Second)
 	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
 	for range 3 {
-		limit := ratelimit.FixedWindow("apiCalls.trial", 500, length, ratelimit.Start(begin), ratelimit.Varies(2*length))
-		if !now.Before(begin.Add(length)) {
+		limit := trial.With(ratelimit.Anchor(begin.Format(time.DateTime)))
+		if !now.Before(end) {
 			limit = plans["ended"]
 		}
 		result, err := limits.Consume(ctx, pool, limit.Key("globex").Count(500))
@@ -169,8 +170,8 @@ func ExampleStart_trial() {
 		fmt.Println(result.Remaining, "left until", result.ResetAt, err)
 	}
 	// Output:
-	// 0 left until 2026-12-10 15:00:00 +0000 UTC <nil>
-	// denied by quota until 2026-12-10 15:00:00 +0000 UTC
+	// 0 left until 2026-12-26 15:00:00 +0000 UTC <nil>
+	// denied by quota until 2026-12-26 15:00:00 +0000 UTC
 	// denied by plan until 0001-01-01 00:00:00 +0000 UTC
 }
 

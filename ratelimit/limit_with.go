@@ -25,6 +25,9 @@ func Varies(idle time.Duration) Option {
 //	limit := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
 //	result, err := limiter.Consume(ctx, tx, limit.Key(customer))
 //
+// What was taken by other numbers stays missing, so a customer who has used 900 of 1,000 has 100 of 2,000 left, and Balance says 1,900 used. Where that
+// is wrong, make the quota a part of the key, and [Limiter.Move] what was used (docs/plans.md).
+//
 // The options are [Rate], [Capacity], [Zone] and [Anchor]. What they do not name stays as in the limit that With is called on. A
 // capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, and until it has a rate again, nothing is
 // charged, refunded, reset or moved for it.

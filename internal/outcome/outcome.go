@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -51,12 +52,18 @@ var (
 	during = inflight.During.(func(context.Context, *ratelimit.Limiter, ratelimit.DB, Work, ...ratelimit.Request) (ratelimit.Result, error))
 )
 
+// process is in the ids of this process, so that what a dead one holds can be found.
+var process = func() string {
+	host, _ := os.Hostname()
+	return fmt.Sprintf("%.64s/%d", host, os.Getpid())
+}()
+
 // Slots reports whether one of the requests asks for slots: then they are held by Hold, and not consumed.
 func Slots(requests []ratelimit.Request) bool { return slots(requests) }
 
 // Hold holds while w.Serve runs. Its error is that of the hold: then nothing was served.
 func Hold(ctx context.Context, kind string, limiter *ratelimit.Limiter, db ratelimit.DB, w Work, requests []ratelimit.Request) (ratelimit.Result, error) {
-	w.ID = kind + "/" + rand.Text()
+	w.ID = kind + "/" + process + "/" + rand.Text()
 	return during(ctx, limiter, db, w, requests...)
 }
 
