@@ -74,6 +74,9 @@ func exportedIn(t *testing.T, dir, file string) (all []string) {
 			switch spec := spec.(type) {
 			case *ast.ValueSpec:
 				if spec.Names[0].IsExported() {
+					if parsed.Name.Name == "migrations" { // each migration has others
+						spec.Values = nil
+					}
 					add("", spec)
 				}
 			case *ast.TypeSpec:

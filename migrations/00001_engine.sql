@@ -298,6 +298,7 @@ $body$;
 CREATE FUNCTION ratelimit._costly(shards smallint) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 1000000
 AS $body$
+#variable_conflict use_variable
 BEGIN
     RETURN false;
 END
@@ -2036,6 +2037,7 @@ CREATE FUNCTION ratelimit._zone(zone text) RETURNS text
 LANGUAGE plpgsql
 SET timezone = 'UTC' -- so that the zone of the session is as before
 AS $body$
+#variable_conflict use_variable
 BEGIN
     PERFORM pg_catalog.set_config('TimeZone', zone, true);
     RETURN CASE WHEN current_setting('TimeZone') ~ '[0-9]$'
@@ -2981,6 +2983,7 @@ CREATE FUNCTION ratelimit._under(d ratelimit._terms, o ratelimit.overrides)
 RETURNS ratelimit._terms
 LANGUAGE plpgsql IMMUTABLE
 AS $body$
+#variable_conflict use_variable
 BEGIN
     d.effect := coalesce(o.effect, 'numbers');
     d.override := o.id;
@@ -5120,6 +5123,7 @@ $body$;
 CREATE FUNCTION ratelimit._taken_twice() RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
 BEGIN
     RAISE SQLSTATE 'RL001' USING MESSAGE = 'rate limits: another call has taken under this id meanwhile, so nothing was taken, and the library asks again';
 END
@@ -5414,6 +5418,7 @@ CREATE FUNCTION ratelimit.release(
 ) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
 BEGIN
     RETURN ratelimit._release_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", global, reason COLLATE "C", who COLLATE "C");
 END
@@ -5667,6 +5672,7 @@ $body$;
 CREATE FUNCTION ratelimit.release_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
 BEGIN
     RETURN ratelimit._release_many(name COLLATE "C", key COLLATE "C", ids, global);
 END
@@ -5724,6 +5730,7 @@ $body$;
 CREATE FUNCTION ratelimit.recount(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS double precision
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
 BEGIN
     RETURN ratelimit._recount(name COLLATE "C", key COLLATE "C", global);
 END
@@ -6941,6 +6948,7 @@ $text$;
 CREATE FUNCTION ratelimit.refuse() RETURNS trigger
 LANGUAGE plpgsql
 AS $body$
+#variable_conflict use_variable
 BEGIN
     -- The message has no key: it may be personal data, and errors are logged.
     RAISE SQLSTATE 'RL004' USING

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "17b40c132efb296e8cfecee5bb988e70b08f22ea131801903e2218101da7358f"
+const Hash = "700c2da131a295d864946f76b1dea840544ce14335bec4204e8304fb422a82cd"

@@ -167,6 +167,9 @@ $$;
 `
 }
 
+// inPLpgSQL is how the body of a function in PL/pgSQL begins. There, a name that is a variable and a column is the variable.
+var inPLpgSQL = regexp.MustCompile(`(?s)^CREATE OR REPLACE FUNCTION [^$]*\nLANGUAGE plpgsql[^$]*\nAS \$body\$\n`)
+
 // readEngine reads the statements of the engine.
 func readEngine(dir fs.FS) (engine []statement, err error) {
 	names, err := fs.Glob(dir, engineDir+"/*.sql")
@@ -190,7 +193,7 @@ func readEngine(dir fs.FS) (engine []statement, err error) {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 		for _, s := range statements {
-			s.file = file
+			s.file, s.text = file, inPLpgSQL.ReplaceAllString(s.text, "${0}#variable_conflict use_variable\n")
 			if seen[s.key()] != "" {
 				return nil, fmt.Errorf("%s: %s is in %s, too", file, s.key(), seen[s.key()])
 			}

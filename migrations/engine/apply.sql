@@ -31,7 +31,6 @@ CREATE OR REPLACE FUNCTION ratelimit._apply(
 ) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     granted boolean;
     at      timestamptz;

@@ -6,7 +6,6 @@ CREATE OR REPLACE FUNCTION ratelimit._total(
 ) RETURNS double precision
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     m         integer := pg_catalog.cardinality(value);
     upto      timestamptz := ratelimit._upto(at, period, start, windows);
@@ -40,7 +39,6 @@ CREATE OR REPLACE FUNCTION ratelimit._when(
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     -- `due` is left when the tokens have been refilled. A token bucket refills a rest in a moment, so there it is without the tolerance,
     -- but for the rounding of a sum over shards.
@@ -104,7 +102,6 @@ CREATE OR REPLACE FUNCTION ratelimit._run_at(
 ) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     after timestamptz[]; -- the ts of the rows after the call
 BEGIN
@@ -126,7 +123,6 @@ CREATE OR REPLACE FUNCTION ratelimit._kept(
 ) RETURNS double precision
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     -- A variable: with a SELECT as its argument, ratelimit._available is not inlined, and before Postgres 18 it is then planned for each call.
     refills timestamptz; -- from then on
@@ -149,7 +145,6 @@ CREATE OR REPLACE FUNCTION ratelimit._left(
 ) RETURNS double precision
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     remaining double precision := ratelimit._total(value, ts, at, rate, period, capacity, start, windows) - count;
     run_at    timestamptz;

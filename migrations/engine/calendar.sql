@@ -23,7 +23,6 @@ CREATE OR REPLACE FUNCTION ratelimit._windows(
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     first  date := anchor::date;
     today  date := ((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date; -- until the anchor's time of day, it is yesterday

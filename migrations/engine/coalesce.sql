@@ -40,7 +40,6 @@ LANGUAGE plpgsql
 -- Look each key up in the primary key, whatever the statistics say. Plan once.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     todo    integer[];            -- the keys that are still to be decided
     done    integer[];            -- the keys that were written

@@ -24,7 +24,6 @@ CREATE OR REPLACE FUNCTION ratelimit._consume(
 ) RETURNS ratelimit._decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     attempt integer;
     at      timestamptz;

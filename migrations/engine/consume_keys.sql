@@ -27,7 +27,6 @@ LANGUAGE plpgsql
 -- The same settings as in ratelimit._coalesce.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 BEGIN
     IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';

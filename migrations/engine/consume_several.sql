@@ -13,7 +13,6 @@ CREATE OR REPLACE FUNCTION ratelimit._consume_several(
 ) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n         CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     name      text;

@@ -11,7 +11,6 @@ CREATE OR REPLACE FUNCTION ratelimit._consume_sharded(
 ) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     each      double precision; -- the rate of one shard
     room      double precision; -- the capacity of one shard

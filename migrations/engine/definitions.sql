@@ -55,7 +55,6 @@ CREATE OR REPLACE FUNCTION ratelimit._validate_varies(
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     needed double precision; -- seconds
 BEGIN
@@ -79,7 +78,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._validate_slots(name text, capacity double precision) RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     PERFORM ratelimit._validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
     IF (capacity BETWEEN '0' AND '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
@@ -93,7 +91,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._check_definition(definition jsonb, number bigint) RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text;
     field text;
@@ -151,7 +148,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._list(program text, own text, OUT list text)
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     SELECT o.list INTO list FROM ratelimit.definitions AS o
      WHERE o.program = program COLLATE "C"
@@ -165,7 +161,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._spelled(definition jsonb, number bigint) RETURNS jsonb
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     IF jsonb_typeof(definition) = 'object' AND definition ? 'maxReserved'::text THEN
         IF definition ? 'max_reserved'::text THEN
@@ -191,7 +186,6 @@ CREATE OR REPLACE FUNCTION ratelimit._publish(
 LANGUAGE plpgsql
 SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- definitions are texts
 AS $body$
-#variable_conflict use_variable
 DECLARE
     d record;
     other record;
@@ -389,7 +383,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit.publish(program text, definitions jsonb, OUT counts boolean, OUT others text[])
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     IF definitions = '[]' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must not be empty. To withdraw what program %1$L has published: SELECT ratelimit.withdraw(%1$L)', program);
@@ -435,7 +428,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit.withdraw(program text) RETURNS bigint
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     withdrawn bigint;
 BEGIN

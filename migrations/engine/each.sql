@@ -21,7 +21,6 @@ CREATE OR REPLACE FUNCTION ratelimit._each(
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     alone CONSTANT boolean := ratelimit._distributed(); -- each key is on a server of its own
     first integer := 1;

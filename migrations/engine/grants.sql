@@ -5,7 +5,6 @@ CREATE OR REPLACE FUNCTION ratelimit.grant(role name, work text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $body$
-#variable_conflict use_variable
 DECLARE
     own regnamespace := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'ratelimit.limits'::regclass);
     f   regprocedure;

@@ -14,7 +14,6 @@ RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integ
 CREATE OR REPLACE FUNCTION ratelimit._grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     year1 CONSTANT bigint := -62135596800000000;
     along bigint := ratelimit._micros(start) - year1;

@@ -61,7 +61,6 @@ CREATE OR REPLACE FUNCTION ratelimit._lapsed(
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     ended  CONSTANT timestamptz := at;
     latest timestamptz;
@@ -129,7 +128,6 @@ CREATE OR REPLACE FUNCTION ratelimit._reclaim(
 ) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
@@ -167,7 +165,6 @@ CREATE OR REPLACE FUNCTION ratelimit._known(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     rank integer := 4;
     rec  record;
@@ -198,7 +195,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     at timestamptz := coalesce(now, clock_timestamp());
     i  integer;
@@ -242,7 +238,6 @@ CREATE OR REPLACE FUNCTION ratelimit._claim(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     i     integer;
     m     integer;
@@ -303,7 +298,6 @@ CREATE OR REPLACE FUNCTION ratelimit._free_at(
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     free double precision;
     rec  record;
@@ -330,7 +324,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._as_known(state text, until timestamptz, at timestamptz, own text, names text[], keys text[]) RETURNS ratelimit._held
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     ord    integer[] := '{}';
     counts double precision[] := '{}';
@@ -360,7 +353,6 @@ CREATE OR REPLACE FUNCTION ratelimit._hold(
 ) RETURNS ratelimit._held
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     once    CONSTANT boolean := own_token IS NULL AND ttl IS NOT NULL;
@@ -444,7 +436,6 @@ CREATE OR REPLACE FUNCTION ratelimit._settle(
 ) RETURNS ratelimit._settled
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     i      integer;
@@ -602,7 +593,6 @@ CREATE OR REPLACE FUNCTION ratelimit._extend(
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n   CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     at  timestamptz := coalesce(now, clock_timestamp());

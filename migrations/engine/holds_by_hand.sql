@@ -13,7 +13,6 @@ RETURN CASE
 CREATE OR REPLACE FUNCTION ratelimit._read_token(INOUT id text, OUT token uuid, OUT list text)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     parts text[] := pg_catalog.regexp_match(CASE WHEN octet_length(id) <= '1048576' THEN id END COLLATE "C", '^~([0-9a-f]{32})([1-9][0-9]{0,2}):(.*)$');
 BEGIN
@@ -32,7 +31,6 @@ CREATE OR REPLACE FUNCTION ratelimit._hold_by_hand(
 )
 LANGUAGE plpgsql SET extra_float_digits = 1 -- the token has the count
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := coalesce(ratelimit._wrong_id(id), CASE
         WHEN forever IS NULL THEN 'forever must be true or false, not NULL'
@@ -115,7 +113,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._published(name text, key text) RETURNS ratelimit._terms
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n ratelimit._terms := ratelimit._defined(name);
 BEGIN
@@ -139,7 +136,6 @@ CREATE OR REPLACE FUNCTION ratelimit.hold(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     denial text[];
 BEGIN
@@ -192,7 +188,6 @@ CREATE OR REPLACE FUNCTION ratelimit._release_by_hand(
 ) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     r      record;
     wrong  text;
@@ -303,7 +298,6 @@ CREATE OR REPLACE FUNCTION ratelimit.holds(
 ) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
@@ -352,7 +346,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit._many(name text, key text, ids text[], global boolean) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
@@ -376,7 +369,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean, OUT n integer, OUT denial text[])
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     q     ratelimit._request;
     own   text COLLATE "C" := coalesce(key, '');
@@ -448,7 +440,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit.hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n      integer;
     denial text[];
@@ -484,7 +475,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit._release_many(name text, key text, ids text[], global boolean) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     own  text COLLATE "C" := coalesce(key, '');
     at   timestamptz;
@@ -546,7 +536,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit._recount(name text, key text, global boolean) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     own  text COLLATE "C" := coalesce(key, '');
     kind text := (ratelimit._defined(name)).kind;

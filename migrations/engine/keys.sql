@@ -3,7 +3,6 @@
 CREATE OR REPLACE FUNCTION ratelimit._stored_names(most integer) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     last text := '';
     n    integer := 0;
@@ -23,7 +22,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._stored_keys(name text, first text, below text, most integer) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     last text := (SELECT r.key FROM ratelimit.limits AS r WHERE r.name = name AND r.key >= first ORDER BY r.key LIMIT 1);
     n    integer := 0;
@@ -40,7 +38,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     one text;
 BEGIN
@@ -63,7 +60,6 @@ CREATE OR REPLACE FUNCTION ratelimit._free_slots(
 )
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     value double precision[];
 BEGIN
@@ -99,7 +95,6 @@ CREATE OR REPLACE FUNCTION ratelimit._state(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     q      ratelimit._request := ratelimit._ask(name, key, n, at, given, windows);
     s      ratelimit._request := q; -- what stands beside a block
@@ -168,7 +163,6 @@ CREATE OR REPLACE FUNCTION ratelimit._states(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     d       ratelimit._terms;
     every   ratelimit._terms; -- of the keys without an override of their own
@@ -215,7 +209,6 @@ CREATE OR REPLACE FUNCTION ratelimit._keys(
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz, most double precision, used double precision)
 LANGUAGE plpgsql STABLE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     given ratelimit._terms; -- if there are numbers, they alone count
 BEGIN

@@ -3,7 +3,6 @@
 CREATE OR REPLACE FUNCTION ratelimit._lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     at    timestamptz;
     first integer := 1; -- of those that are not locked yet

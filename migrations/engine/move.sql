@@ -14,7 +14,6 @@ CREATE OR REPLACE FUNCTION ratelimit._move(
 ) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     at      timestamptz;
     places  integer[];          -- the positions in lock order

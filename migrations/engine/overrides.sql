@@ -73,7 +73,6 @@ CREATE OR REPLACE FUNCTION ratelimit._in_force(name text, keys text[], at timest
 RETURNS SETOF ratelimit.overrides
 LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     one text;
 BEGIN
@@ -122,7 +121,6 @@ CREATE TYPE ratelimit._terms AS (
 CREATE OR REPLACE FUNCTION ratelimit._defined(name text) RETURNS ratelimit._terms
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     d ratelimit._terms;
 BEGIN
@@ -182,7 +180,6 @@ CREATE OR REPLACE FUNCTION ratelimit._numbers(
 ) RETURNS ratelimit._terms
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     o ratelimit.overrides;
     n ratelimit._terms;
@@ -212,7 +209,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._nearest(name text) RETURNS text
 LANGUAGE plpgsql STABLE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     list text;
     all_ bigint;
@@ -235,7 +231,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._check_known(name text) RETURNS void
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name)
        AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name)
@@ -253,7 +248,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._scope(name text, key text, global boolean, every_key boolean) RETURNS text
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN global IS NULL OR every_key IS NULL THEN 'global and every_key must be true or false, not NULL'
@@ -279,7 +273,6 @@ CREATE OR REPLACE FUNCTION ratelimit._insert_override(
 ) RETURNS bigint
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text;
     unknown boolean; -- programs publish limits, but none of this name
@@ -405,7 +398,6 @@ CREATE OR REPLACE FUNCTION ratelimit.restore(
 ) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
-#variable_conflict use_variable
 DECLARE
     removed integer;
     ids     bigint[];
@@ -465,7 +457,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit.add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
 LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
-#variable_conflict use_variable
 DECLARE
     o ratelimit.overrides;
     was record;
@@ -590,7 +581,6 @@ CREATE OR REPLACE FUNCTION ratelimit._overrides(
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     present pg_snapshot := pg_current_snapshot(); -- of the server that is asked, wherever the table is
 BEGIN

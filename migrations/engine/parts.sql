@@ -5,7 +5,6 @@
 CREATE OR REPLACE FUNCTION ratelimit.key(VARIADIC parts text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n      integer := 0;
     part   text;
@@ -41,7 +40,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit.key_parts(key text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 BEGIN
     IF strpos(key COLLATE "C", '|') = 0 OR key COLLATE "C" !~ E'^(?:[^\\\\|]|\\\\[\\\\|])+(?:\\|(?:[^\\\\|]|\\\\[\\\\|])+)+$' THEN
         RETURN ARRAY[key];

@@ -11,7 +11,6 @@ CREATE OR REPLACE FUNCTION ratelimit._pause(
 ) RETURNS timestamptz
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     ends   timestamptz;        -- the latest end of the pauses
@@ -52,7 +51,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._resume(names text[], keys text[], now timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     resumed integer := 0;
     at      timestamptz;
@@ -86,7 +84,6 @@ CREATE OR REPLACE FUNCTION ratelimit.pause(
 ) RETURNS timestamptz
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     kind  text := 'token bucket';
     n     record; -- the published numbers
@@ -160,7 +157,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit.resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))

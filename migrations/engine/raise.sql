@@ -12,7 +12,6 @@ CREATE OR REPLACE FUNCTION ratelimit._raise(
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     -- Doubles are written in full, whatever the session's setting. The setting comes back when the transaction that the error
     -- aborts ends, or the block that catches the error.

@@ -25,7 +25,6 @@ CREATE TYPE ratelimit._request AS (
 CREATE OR REPLACE FUNCTION ratelimit._never(name text, wrong text) RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong),
         DETAIL = pg_catalog.json_build_object('limit', name, 'reason', 'never');
@@ -38,7 +37,6 @@ CREATE OR REPLACE FUNCTION ratelimit._prepare_slots(
 ) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit.hold takes' ELSE coalesce(
         ratelimit._wrong_key(key, global), CASE
@@ -69,7 +67,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     at    CONSTANT timestamptz := clock_timestamp();
     d     record;
@@ -121,7 +118,6 @@ CREATE OR REPLACE FUNCTION ratelimit._prepare(
 ) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text;
     floor double precision := 0;
@@ -235,7 +231,6 @@ CREATE OR REPLACE FUNCTION ratelimit._ask(name text, key text, n ratelimit._term
 RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     q ratelimit._request;
 BEGIN
@@ -279,7 +274,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._known_until(q ratelimit._request, standing boolean) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     known timestamptz;
 BEGIN
@@ -298,7 +292,6 @@ CREATE OR REPLACE FUNCTION ratelimit._reaching(
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     reach integer; -- how many windows ahead the list needs
 BEGIN
@@ -326,7 +319,6 @@ CREATE OR REPLACE FUNCTION ratelimit._retry_at(
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     asked    CONSTANT double precision := q.count;
     retry_at timestamptz;
@@ -363,7 +355,6 @@ CREATE OR REPLACE FUNCTION ratelimit._full_at(
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     full_at timestamptz;
 BEGIN
@@ -392,7 +383,6 @@ CREATE OR REPLACE FUNCTION ratelimit._repaid_at(
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     after   ratelimit._request;
     windows timestamptz[];
@@ -455,7 +445,6 @@ CREATE OR REPLACE FUNCTION ratelimit._answer(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     IF q.effect = 'unlimited' THEN
         remaining := 'Infinity';
@@ -504,7 +493,6 @@ CREATE OR REPLACE FUNCTION ratelimit._denied(
 ) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     RETURN ARRAY['rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
         pg_catalog.json_build_object('limit', name, 'remaining', remaining,
@@ -528,7 +516,6 @@ CREATE OR REPLACE FUNCTION ratelimit._by_hand(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     q ratelimit._request := ratelimit._prepare(verb, name, key, rate, period,
         CASE WHEN verb = 'take' THEN 1 ELSE count END, kind, capacity, start, shards, global, zone, anchor, max_reserved, most, now);
@@ -582,7 +569,6 @@ CREATE OR REPLACE FUNCTION ratelimit.consume(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     denial text[];
 BEGIN
@@ -671,7 +657,6 @@ CREATE OR REPLACE FUNCTION ratelimit.try(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     SELECT r.granted, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO granted, remaining, retry_after, retry_at, reset_at, at
       FROM ratelimit._by_hand('try', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
@@ -706,7 +691,6 @@ CREATE OR REPLACE FUNCTION ratelimit.reserve(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     denial text[];
 BEGIN
@@ -752,7 +736,6 @@ CREATE OR REPLACE FUNCTION ratelimit.take(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     denial text[];
 BEGIN
@@ -786,7 +769,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit._read(request jsonb, number bigint, now timestamptz) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text;
     rate double precision; period interval; count double precision; capacity double precision; start timestamptz; shards double precision;
@@ -848,7 +830,6 @@ CREATE OR REPLACE FUNCTION ratelimit._all(requests jsonb, now timestamptz, raise
 RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz, denial text[])
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     e record;
     q ratelimit._request;
@@ -957,7 +938,6 @@ CREATE OR REPLACE FUNCTION ratelimit.consume_all(requests jsonb)
 RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     denial text[];
 BEGIN

@@ -20,7 +20,6 @@ CREATE OR REPLACE FUNCTION ratelimit._give_back(
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
-#variable_conflict use_variable
 DECLARE
     latest timestamptz := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)); -- the latest ts, or now if that is later
     wait   double precision; -- the number of windows from now until the work was to run
@@ -89,7 +88,6 @@ CREATE OR REPLACE FUNCTION ratelimit._refund(
 ) RETURNS ratelimit._settled
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
-#variable_conflict use_variable
 DECLARE
     at     timestamptz;
     ord    integer[];

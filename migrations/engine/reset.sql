@@ -3,7 +3,6 @@
 CREATE OR REPLACE FUNCTION ratelimit._reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     r record;
     h record;
@@ -45,7 +44,6 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit._note_reset(name text, key text, reason text, who text, effect text DEFAULT 'reset') RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     id bigint;
 BEGIN
@@ -63,7 +61,6 @@ CREATE OR REPLACE FUNCTION ratelimit.reset(
 ) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))

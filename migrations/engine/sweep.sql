@@ -27,7 +27,6 @@ CREATE OR REPLACE FUNCTION ratelimit._sweep_turn(
 )
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     now    timestamptz := clock_timestamp();
     minute timestamptz := now - interval '1 minute';
@@ -89,7 +88,6 @@ CREATE OR REPLACE FUNCTION ratelimit._sweep_numbers(
 )
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     since timestamptz := clock_timestamp() - interval '1 day';
     given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
@@ -164,7 +162,6 @@ LANGUAGE plpgsql
 -- Read along the primary key, whatever the statistics say.
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
@@ -293,7 +290,6 @@ CREATE OR REPLACE FUNCTION ratelimit._sweep(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     n record;
 BEGIN
@@ -315,7 +311,6 @@ CREATE OR REPLACE FUNCTION ratelimit.sweep(
 )
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 BEGIN
     SELECT s.deleted, s.next INTO deleted, next FROM ratelimit._sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
 END
@@ -352,7 +347,6 @@ $text$;
 CREATE OR REPLACE FUNCTION ratelimit._sweep_key(name text, key text, now timestamptz) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     q    ratelimit._request;
     m    integer;
@@ -406,7 +400,6 @@ CREATE OR REPLACE FUNCTION ratelimit._sweep_holds(
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing

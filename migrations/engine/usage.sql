@@ -68,7 +68,6 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 SET lock_timeout = '2s'
 AS $body$
-#variable_conflict use_variable
 DECLARE
     -- In variables, since Citus takes nothing in a write that is not immutable.
     minutes_before timestamptz := clock_timestamp() - keep - interval '1 minute';
@@ -152,7 +151,6 @@ CREATE OR REPLACE FUNCTION ratelimit.usage(
 ) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
 BEGIN
@@ -204,7 +202,6 @@ CREATE OR REPLACE FUNCTION ratelimit.denials(name text, since timestamptz DEFAUL
 RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 DECLARE
     first timestamptz := coalesce(since, clock_timestamp() - interval '1 hour') - interval '1 hour';
 BEGIN

@@ -8,7 +8,6 @@ CREATE OR REPLACE FUNCTION ratelimit._validate(
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
-#variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN (octet_length(name) BETWEEN 1 AND 255) IS NOT TRUE THEN
@@ -62,7 +61,6 @@ RETURN CASE
 CREATE OR REPLACE FUNCTION ratelimit._check_keyless(name text, key text) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
-#variable_conflict use_variable
 BEGIN
     IF key = '' AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = '')
        AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key > '') THEN

@@ -11,7 +11,6 @@ SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1 SET quote_all_identifiers = off
 SET standard_conforming_strings = on
 AS $body$
-#variable_conflict use_variable
 DECLARE
     own  oid; -- of the schema
     name text;
