@@ -532,13 +532,14 @@ func (w *everything) dead(id worldKey, b ratelimit.Balance, what string) {
 	}
 	var sum float64
 	counted := false
-	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM ratelimit.limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&sum))
+	var oldest *time.Time // of the shards: one that was not taken from may be of a window before
+	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0), min(ts) FROM ratelimit.limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&sum, &oldest))
 	for _, h := range w.expired(id) {
 		switch {
 		case h.goesOn:
 			return
 		case h.of != id || h.tokens != "held":
-		case !h.full || !w.whole(b, id, h.step, h.at, h.windowEnd):
+		case !h.full || !w.whole(b, id, h.step, h.at, h.windowEnd) || oldest != nil && oldest.Before(h.at):
 			return
 		default:
 			sum += h.count
