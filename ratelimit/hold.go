@@ -457,7 +457,7 @@ func (c *call) fillHeld(r *Result, a *answer) {
 			r.Requests[i].OK = true
 		}
 		for i, counted := range a.rows { // by the first call
-			if requests := c.demands[i].requests; len(counted) > 0 && len(requests) == 1 {
+			if requests := c.demands[i].requests; c.does.deniable && len(counted) > 0 && len(requests) == 1 {
 				r.Requests[requests[0]].Count = counted[0].Value
 			}
 		}

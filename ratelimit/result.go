@@ -44,7 +44,8 @@ type Result struct {
 	ResetAt   time.Time
 
 	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, by
-	// a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the Counts of the first call.
+	// a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the Counts of the first call, but
+	// for a limit that it did not count: an Unlimited one.
 	Repeated bool
 
 	// Requests has the status of each request of the call, in order.
@@ -73,7 +74,7 @@ func (r *Result) delay() time.Duration {
 type Status struct {
 	Limit Limit
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
-	Count float64 // tokens asked for; of a Take, the most; of a Repeated call, see there
+	Count float64 // tokens asked for; of a Take, the most; of a Repeated Hold or Once, see Result
 
 	// Taken is how many tokens the call took, or a Consume instead of this Check would take: Count or, of a Take, as many as
 	// were there. It is 0 if the call was denied, and after a verb that takes none.
