@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,6 +34,7 @@ const (
 	patience     = 15 * time.Second
 	longPatience = 2 * time.Minute
 	allPatience  = 30 * time.Minute
+	areaPatience = 10 * time.Minute // of an area's tests in a package
 )
 
 // lab is a place to try mutations: a copy of the repository, and a server.
@@ -40,6 +43,7 @@ type lab struct {
 	server *postgres.Server
 	homes  map[string][]string // by test: the packages with a test of this name
 	world  time.Duration       // how long TestWorld plays; 0: as usual
+	matrix bool                // all tests that notice, not the first one
 
 	goFile   string                   // the Go file that has a mutation now, or empty
 	compiled map[string]*compiled     // by package
@@ -47,8 +51,8 @@ type lab struct {
 }
 
 // newLab copies the files of the working tree that git tracks or would add.
-func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
-	l = &lab{server: server, homes: map[string][]string{}, compiled: map[string]*compiled{}, took: map[string]time.Duration{}}
+func newLab(ctx context.Context, root string, server *postgres.Server) (l *lab, err error) {
+	l = &lab{server: server, compiled: map[string]*compiled{}, took: map[string]time.Duration{}}
 	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
 		return nil, err
 	}
@@ -57,11 +61,6 @@ func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
 			l.remove()
 		}
 	}()
-	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
-	if err != nil {
-		return nil, fmt.Errorf("git rev-parse: %w", err)
-	}
-	root := strings.TrimSpace(string(top))
 	list := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
 	list.Dir = root
 	files, err := list.Output()
@@ -73,12 +72,16 @@ func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
 			return nil, err
 		}
 	}
-	for _, pkg := range packages {
-		if err := l.index(pkg); err != nil {
-			return nil, err
-		}
+	return l, l.index()
+}
+
+// topLevel returns the directory of the repository.
+func topLevel(ctx context.Context) (string, error) {
+	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
+	if err != nil {
+		return "", fmt.Errorf("git rev-parse: %w", err)
 	}
-	return l, nil
+	return strings.TrimSpace(string(top)), nil
 }
 
 func (l *lab) remove() { _ = os.RemoveAll(l.dir) }
@@ -98,24 +101,39 @@ func (l *lab) copy(root, file string) error {
 	return os.WriteFile(filepath.Join(l.dir, file), text, 0o600)
 }
 
-var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(\w+ \*testing\.[TF]`)
 
-// index records that a package has its tests.
-func (l *lab) index(pkg string) error {
-	files, err := filepath.Glob(filepath.Join(l.dir, pkg, "*_test.go"))
+// index records which package has which test.
+func (l *lab) index() error {
+	l.homes = map[string][]string{}
+	for _, pkg := range packages {
+		tests, err := testsIn(filepath.Join(l.dir, pkg, "*_test.go"))
+		if err != nil {
+			return err
+		}
+		for _, test := range tests {
+			l.homes[test] = append(l.homes[test], pkg)
+		}
+	}
+	return nil
+}
+
+// testsIn returns the names of the tests in files.
+func testsIn(pattern string) (names []string, err error) {
+	files, err := filepath.Glob(pattern)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, match := range testFunction.FindAllSubmatch(text, -1) {
-			l.homes[string(match[1])] = append(l.homes[string(match[1])], pkg)
+			names = append(names, string(match[1]))
 		}
 	}
-	return nil
+	return names, nil
 }
 
 // applies returns an error if the mutation cannot be made, or a test that it names does not exist.
@@ -138,6 +156,9 @@ func (l *lab) mutated(m mutation) (before, after string, err error) {
 		return "", "", fmt.Errorf("%s: %w", m.name, err)
 	}
 	before = string(text)
+	if m.byOperator() {
+		return before, before[:m.at] + m.new + before[m.at+len(m.old):], nil
+	}
 	found := strings.Count(before, m.old)
 	if m.old == m.new || found != 1 {
 		return "", "", fmt.Errorf("%s: the text to replace occurs %d times in %s", m.name, found, m.file)
@@ -172,6 +193,9 @@ func (l *lab) try(ctx context.Context, m mutation) (failed *failure, err error) 
 // patience returns how long the tests that a mutation names may take together.
 func (l *lab) patience(m mutation) time.Duration {
 	all := patience
+	if m.byOperator() {
+		return areaPatience
+	}
 	if l.world > 0 {
 		return l.world + longPatience // it shrinks what has failed
 	}
@@ -208,22 +232,41 @@ func (l *lab) named(mutations []mutation) map[string][]string {
 	return named
 }
 
-// testNamed runs the tests that the mutations name.
-func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time.Duration) (*failure, error) {
+// testNamed runs the tests that the mutations name, those on a database last.
+func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time.Duration) (all *failure, err error) {
 	named := l.named(mutations)
-	for _, pkg := range slices.Sorted(maps.Keys(named)) {
-		if failed, err := l.test(ctx, pkg, "-test.run=^("+strings.Join(named[pkg], "|")+")$", patience); failed != nil || err != nil {
-			return failed, err
+	pkgs := slices.Sorted(maps.Keys(named))
+	slices.SortStableFunc(pkgs, func(a, b string) int {
+		return strings.Count(a, "integration_test") - strings.Count(b, "integration_test")
+	})
+	for _, pkg := range pkgs {
+		failed, err := l.test(ctx, pkg, "-test.run=^("+strings.Join(named[pkg], "|")+")$", patience)
+		if all != nil && failed != nil {
+			failed.tests = append(all.tests, failed.tests...)
+		}
+		if all = cmp.Or(failed, all); err != nil || all != nil && !l.matrix {
+			return all, err
 		}
 	}
-	return nil, nil
+	return all, nil
+}
+
+// confirmed returns an error if a test fails without the mutation, too. A test is asked once: it has passed then.
+func (l *lab) confirmed(ctx context.Context, failed *failure) error {
+	tests := slices.DeleteFunc(append([]string{failed.test}, failed.tests...), func(test string) bool { _, passed := l.took[test]; return passed })
+	again, err := l.testNamed(ctx, []mutation{{tests: strings.Join(tests, "|")}}, areaPatience)
+	if again != nil {
+		err = fmt.Errorf("%v fails without the mutation, too", again)
+	}
+	return err
 }
 
 // failure says how a mutation was noticed.
 type failure struct {
-	test string
-	how  string // if it is not an ordinary failure
-	out  string // the tests' output
+	test  string
+	tests []string // for the matrix: all of them
+	how   string   // if it is not an ordinary failure
+	out   string   // the tests' output
 }
 
 // hung is how a failure came about that took longer than the patience.
@@ -244,7 +287,7 @@ func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duratio
 	if err := os.MkdirAll(temporary, 0o700); err != nil {
 		return nil, err
 	}
-	args := []string{"-test.v", "-test.failfast", "-test.timeout=" + patience.String(), which}
+	args := []string{"-test.v", "-test.failfast=" + strconv.FormatBool(!l.matrix), "-test.parallel=4", "-test.short=" + strconv.FormatBool(patience == areaPatience), "-test.timeout=" + patience.String(), which}
 	if l.world > 0 {
 		args = append(args, "-worldtime="+l.world.String(), "-worldpairs=false") // a pair that has not met is nothing that the edit did
 	}
@@ -278,8 +321,8 @@ func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duratio
 	return failed, nil
 }
 
-// nonsense matches SQLSTATEs of SQL that cannot run at all: syntax errors and unknown names.
-var nonsense = regexp.MustCompile(`.*SQLSTATE 42(601|703|804|702|P13).*`)
+// nonsense matches SQLSTATEs of SQL that cannot run at all: syntax errors, unknown names, wrong types, and a function that does not return.
+var nonsense = regexp.MustCompile(`.*SQLSTATE (42(601|703|804|702|803|846|883|P13|P18)|2F005).*`)
 
 var (
 	passLine    = regexp.MustCompile(`^\s*--- PASS: (\w+)[^ ]* \((.*)\)$`)
@@ -287,12 +330,13 @@ var (
 	runningLine = regexp.MustCompile(`^\s+(\w+)[^ ]* \([0-9hms.]+\)$`)
 )
 
-// firstFailure reads the tests' output up to the first failure, and returns the output before it.
+// firstFailure reads the tests' output up to the first failure, or for the matrix to the end, and returns the output before it.
 func (l *lab) firstFailure(r io.Reader) (*failure, []byte) {
 	var out bytes.Buffer
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	how, last := "", ""
+	var all *failure
 	for lines.Scan() {
 		line := lines.Text()
 		fmt.Fprintln(&out, line)
@@ -303,7 +347,14 @@ func (l *lab) firstFailure(r io.Reader) (*failure, []byte) {
 				l.took[match[1]] = max(l.took[match[1]], took) // perhaps a subtest's
 			}
 		case failLine.MatchString(line):
-			return &failure{test: failLine.FindStringSubmatch(line)[1], how: how}, out.Bytes()
+			test := failLine.FindStringSubmatch(line)[1]
+			all = cmp.Or(all, &failure{test: test, how: how})
+			if !l.matrix {
+				return all, out.Bytes()
+			}
+			if !slices.Contains(all.tests, test) {
+				all.tests = append(all.tests, test)
+			}
 		case strings.HasPrefix(line, "=== "): // RUN, CONT: the name of the test
 			last = strings.Fields(line)[len(strings.Fields(line))-1]
 		case strings.HasPrefix(line, "panic: test timed out"):
@@ -315,5 +366,5 @@ func (l *lab) firstFailure(r io.Reader) (*failure, []byte) {
 			return &failure{test: test, how: " (" + line + ")"}, out.Bytes()
 		}
 	}
-	return nil, out.Bytes()
+	return all, out.Bytes()
 }

@@ -1,23 +1,28 @@
 // Command mutate breaks the engine on purpose, one edit at a time, and shows which test notices. An edit that no test
 // notices shows code that no test protects. It works on a copy of the repository, with the present tests.
 //
-//	go run ./integration_test/mutate             # all of them
-//	go run ./integration_test/mutate -only NAME  # edits whose names match the regular expression
-//	go run ./integration_test/mutate -world 5m   # does TestWorld notice, within five minutes?
+//	go run ./integration_test/mutate                   # the edits that are typed by hand
+//	go run ./integration_test/mutate -only NAME        # edits whose names match the regular expression
+//	go run ./integration_test/mutate -world 5m         # does TestWorld notice, within five minutes?
+//	go run ./integration_test/mutate -sample 20        # as many that operators make, of all files (or -only ...): prints a seed
+//	go run ./integration_test/mutate -sample 20 -matrix # how many mutants each test notices
 //
-// The edits are in the files *_mutations.go. Each names the tests that should notice it. Each processor tries one edit at a
-// time. If none of its tests notices an edit, it is printed as a survivor, and the exit status is 1. If an edit does not
-// compile, or its SQL cannot run, that does not count as noticed: it is an error of the edit.
+// Operators make most edits: they delete a statement or a condition, swap < and <=, put a constant (operators_sql.go, operators_go.go).
+// areas.go has the tests that may notice. They print a score: survivors may be equivalent (equivalents.go), so they fail nothing.
 //
-// equivalents.go has the edits that were left out.
+// What no operator makes is in the files *_mutations.go. Each edit names the tests that should notice it. If none does, the exit
+// status is 1. Each processor tries one edit at a time. If an edit does not compile, or its SQL cannot run, that does not count as
+// noticed: a typed one is wrong, and an operator's is stillborn.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"regexp"
@@ -42,15 +47,30 @@ type mutation struct {
 	old   string // the text to replace, which occurs once
 	new   string
 	tests string // the tests that should notice it, separated by bars
+	at    int    // where old is, if an operator made this
+}
+
+func (m mutation) byOperator() bool { return m.at > 0 }
+
+type options struct {
+	only   string
+	world  time.Duration
+	sample int
+	seed   uint64
+	matrix bool
 }
 
 func main() {
-	only := flag.String("only", "", "run the mutations whose name matches this regular expression")
-	world := flag.Duration("world", 0, "run TestWorld for so long, in place of the tests that each mutation names")
+	var o options
+	flag.StringVar(&o.only, "only", "", "run the mutations whose name matches this regular expression: typed ones, or else those of operators")
+	flag.DurationVar(&o.world, "world", 0, "run TestWorld for so long, in place of the tests that each mutation names")
+	flag.IntVar(&o.sample, "sample", 0, "run so many mutations that operators make")
+	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the sample")
+	flag.BoolVar(&o.matrix, "matrix", false, "let all tests of an area run, and count what each notices")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	survivors, err := run(ctx, *only, *world)
+	survivors, err := run(ctx, o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 	}
@@ -59,19 +79,48 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string, world time.Duration) (survivors int, err error) {
-	pattern, err := regexp.Compile(only)
+// choose returns what to run: typed mutations, or a sample of those that operators make, or all whose name matches.
+func choose(root string, o options) ([]mutation, error) {
+	pattern, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, err
+	}
+	other := func(m mutation) bool { return !pattern.MatchString(m.name) }
+	chosen := slices.DeleteFunc(slices.Clone(allMutations), other)
+	if o.sample > 0 || len(chosen) == 0 {
+		if chosen, err = allMutants(root); err != nil {
+			return nil, err
+		}
+		chosen = slices.DeleteFunc(chosen, other)
+		if o.sample > 0 {
+			rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
+			fmt.Printf("%d of %d mutants, -seed %d\n", min(o.sample, len(chosen)), len(chosen), o.seed)
+			chosen = chosen[:min(o.sample, len(chosen))]
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("no mutation's name matches %q", o.only)
+	}
+	for i, m := range chosen {
+		if o.world > 0 {
+			chosen[i].tests = "TestWorld"
+		} else if m.byOperator() {
+			if chosen[i].tests, err = testsOf(root, m.file); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return chosen, nil
+}
+
+func run(ctx context.Context, o options) (failed int, err error) {
+	root, err := topLevel(ctx)
 	if err != nil {
 		return 0, err
 	}
-	chosen := slices.DeleteFunc(slices.Clone(allMutations), func(m mutation) bool { return !pattern.MatchString(m.name) })
-	if len(chosen) == 0 {
-		return 0, fmt.Errorf("no mutation's name matches %q", only)
-	}
-	if world > 0 {
-		for i := range chosen {
-			chosen[i].tests = "TestWorld"
-		}
+	chosen, err := choose(root, o)
+	if err != nil {
+		return 0, err
 	}
 	labs := make([]*lab, min(runtime.NumCPU(), len(chosen)))
 	for i := range labs {
@@ -80,11 +129,11 @@ func run(ctx context.Context, only string, world time.Duration) (survivors int, 
 			return 0, startErr
 		}
 		defer func() { err = errors.Join(err, server.Close()) }()
-		if labs[i], err = newLab(ctx, server); err != nil {
+		if labs[i], err = newLab(ctx, root, server); err != nil {
 			return 0, err
 		}
 		defer labs[i].remove()
-		labs[i].world = world
+		labs[i].world, labs[i].matrix = o.world, o.matrix
 		fmt.Fprintln(os.Stderr, "on", server)
 	}
 
@@ -97,10 +146,12 @@ func run(ctx context.Context, only string, world time.Duration) (survivors int, 
 	if problems != nil {
 		return 0, fmt.Errorf("the table of mutations is out of date:\n%s", strings.Join(problems, "\n"))
 	}
-	if failed, err := labs[0].testNamed(ctx, chosen, max(allPatience, world+longPatience)); err != nil {
-		return 0, err
-	} else if failed != nil {
-		return 0, fmt.Errorf("%v fails without a mutation, too:\n%s", failed, failed.out)
+	if !chosen[0].byOperator() || o.world > 0 { // an area's tests are tried when they fail: see confirmed
+		if failed, err := labs[0].testNamed(ctx, chosen, max(allPatience, o.world+longPatience)); err != nil {
+			return 0, err
+		} else if failed != nil {
+			return 0, fmt.Errorf("%v fails without a mutation, too:\n%s", failed, failed.out)
+		}
 	}
 
 	begin := time.Now()
@@ -108,21 +159,61 @@ func run(ctx context.Context, only string, world time.Duration) (survivors int, 
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
-	broken := 0
+	broken, score := report(chosen, results)
+	fmt.Printf("\n%d mutations, %d survivors, in %v.\n", len(chosen), score.survived, time.Since(begin).Round(time.Second))
+	switch {
+	case chosen[0].byOperator():
+		return 0, nil
+	case broken > 0:
+		err = fmt.Errorf("%d edits are wrong in themselves, or the machine is too busy", broken)
+	}
+	return score.survived, err
+}
+
+// score counts mutants.
+type score struct{ killed, survived, stillborn int }
+
+func (s score) String() string {
+	return fmt.Sprintf("%3.0f %%  %d killed, %d survived, %d stillborn", 100*float64(s.killed)/float64(max(1, s.killed+s.survived)), s.killed, s.survived, s.stillborn)
+}
+
+// report prints the results, the score of each file, and what each test of a matrix noticed.
+func report(chosen []mutation, results []result) (broken int, all score) {
+	files, tests, alone := map[string]*score{}, map[string]int{}, map[string]int{}
 	for i, m := range chosen {
-		switch {
-		case results[i].err != nil:
-			broken++
-		case results[i].failed == nil:
-			survivors++
+		r := results[i]
+		fmt.Printf("%s: %s, in %s: noticed by %s after %v\n", m.name, m.what, m.file, r, r.after)
+		if files[m.file] == nil {
+			files[m.file] = &score{}
 		}
-		fmt.Printf("%s: %s, in %s: noticed by %s after %v\n", m.name, m.what, m.file, results[i], results[i].after)
+		for _, s := range []*score{files[m.file], &all} {
+			switch {
+			case r.err != nil:
+				s.stillborn++
+			case r.failed == nil:
+				s.survived++
+			default:
+				s.killed++
+			}
+		}
+		if r.failed != nil {
+			for _, test := range r.failed.tests {
+				tests[test]++
+				if len(r.failed.tests) == 1 {
+					alone[test]++
+				}
+			}
+		}
 	}
-	fmt.Printf("\n%d mutations, %d survivors, in %v.\n", len(chosen), survivors, time.Since(begin).Round(time.Second))
-	if broken > 0 {
-		return survivors, fmt.Errorf("%d edits are wrong in themselves, or the machine is too busy", broken)
+	fmt.Println("\nscore")
+	for _, file := range slices.Sorted(maps.Keys(files)) {
+		fmt.Printf("%-45s %v\n", file, files[file])
 	}
-	return survivors, nil
+	fmt.Printf("%-45s %v\n", "all", all)
+	for _, test := range slices.SortedFunc(maps.Keys(tests), func(a, b string) int { return cmp.Or(tests[b]-tests[a], strings.Compare(a, b)) }) {
+		fmt.Printf("%5d, %3d alone: %s\n", tests[test], alone[test], test)
+	}
+	return all.stillborn, all
 }
 
 // result is the result of a mutation.
@@ -135,11 +226,11 @@ type result struct {
 func (r result) String() string {
 	switch {
 	case r.err != nil:
-		return "NO TEST: THE EDIT IS WRONG"
+		return "NO TEST: IT CANNOT RUN"
 	case r.failed == nil:
 		return "NO TEST"
 	}
-	return r.failed.String()
+	return cmp.Or(strings.Join(r.failed.tests, " "), r.failed.String())
 }
 
 // tryAll tries the mutations, one at a time in each lab, and returns their results.
@@ -159,6 +250,9 @@ func tryAll(ctx context.Context, labs []*lab, mutations []mutation) []result {
 				}
 				begin := time.Now()
 				failed, err := l.try(ctx, mutations[i])
+				if failed != nil && mutations[i].byOperator() {
+					err = l.confirmed(ctx, failed)
+				}
 				r := result{failed, err, time.Since(begin).Round(time.Second)}
 				if err != nil && ctx.Err() == nil {
 					fmt.Fprintf(os.Stderr, "%s: %v\n", mutations[i].name, err)

@@ -17,15 +17,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 )
 
 // The table of mutations must follow the code: the texts to replace and the named tests must exist.
 func TestEveryMutationCanBeMade(t *testing.T) {
-	l, err := newLab(t.Context(), nil)
-	if err != nil {
+	l := lab{dir: root(t)}
+	if err := l.index(); err != nil {
 		t.Fatal(err)
 	}
-	defer l.remove()
 	names := map[string]bool{}
 	for _, m := range allMutations {
 		if err := l.applies(m); err != nil {
@@ -40,11 +44,7 @@ func TestEveryMutationCanBeMade(t *testing.T) {
 
 // TestEveryMutationOfGoCompiles: one that does not would be noticed by no test.
 func TestEveryMutationOfGoCompiles(t *testing.T) {
-	top, err := exec.CommandContext(t.Context(), "git", "rev-parse", "--show-toplevel").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := strings.TrimSpace(string(top))
+	root := root(t)
 	byFolder := map[string][]mutation{}
 	for _, m := range allMutations {
 		if folder := filepath.Dir(m.file); strings.HasSuffix(m.file, ".go") {
@@ -69,6 +69,70 @@ func TestEveryMutationOfGoCompiles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Operators make what Go and Postgres accept, but for a few: the mutants of two packages, and of some functions of SQL.
+func TestOperatorsMakeWhatCanRun(t *testing.T) {
+	all, err := allMutants(root(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := postgres.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	url, err := migrated.Template(t.Context(), server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	packages := map[string]*checkable{}
+	for _, folder := range []string{"internal/algebra", "ratelimit/usage"} {
+		packages[folder] = loaded(t, filepath.Join(root(t), folder))
+	}
+	names, operators, made, run := map[string]bool{}, map[string]int{}, map[string]int{}, map[string]int{}
+	for _, m := range all {
+		if names[m.name] {
+			t.Errorf("two mutants are called %s", m.name)
+		}
+		names[m.name] = true
+		_, operator, _ := strings.Cut(filepath.Base(m.name), ":")
+		operators[strings.Split(operator, ":")[2]]++
+		before, after, err := (&lab{dir: root(t)}).mutated(m)
+		if err != nil || before == after {
+			t.Errorf("%s: %v", m.name, err)
+		}
+		switch p := packages[filepath.Dir(m.file)]; {
+		case p != nil:
+			err = p.check(filepath.Base(m.file), []byte(after))
+		case filepath.Base(m.file) == "refund.sql":
+			_, err = conn.Exec(t.Context(), after)
+		default:
+			continue
+		}
+		kind := filepath.Ext(m.file)
+		if made[kind]++; err == nil {
+			run[kind]++
+		}
+	}
+	t.Log(len(all), operators, made, run)
+	if len(all) < 10_000 || 20*run[".go"] < 19*made[".go"] || 20*run[".sql"] < 19*made[".sql"] || made[".sql"] < 100 {
+		t.Errorf("of %d mutants, %v were tried and %v can run", len(all), made, run)
+	}
+}
+
+func root(t *testing.T) string {
+	t.Helper()
+	root, err := topLevel(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
 }
 
 // checkable is a package whose types can be checked.

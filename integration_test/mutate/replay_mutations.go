@@ -3,18 +3,6 @@ package main
 // replayMutations are edits of the replay.
 var replayMutations = []mutation{
 	{
-		name: "replay-unsorted", file: "ratelimit/replay/replay.go", what: "events may be out of order",
-		old: "if r.count > 0 && e.Time.Before(r.to) {", new: "if false {",
-		tests: "TestRunNamesTheEventThatIsWrong",
-	}, {
-		name: "replay-wait", file: "ratelimit/replay/replay.go", what: "the longest wait is the last one",
-		old: "if wait > key.wait {", new: "if true {",
-		tests: "TestTheLongestWait",
-	}, {
-		name: "replay-lack-forgiven", file: "ratelimit/replay/replay.go", what: "the suggestion adds the candidate's capacity to what can be saved up",
-		old: "		numbers.Capacity = 0\n", new: "",
-		tests: "TestTheSuggestionIsTheSmallestCapacity",
-	}, {
 		name: "replay-lookback", file: "ratelimit/replay/replay.go", what: "the suggestion counts long-past months as if each were the longest",
 		old: "min(100**c.Rate, algebra.MaxTokens)", new: "min(1**c.Rate, algebra.MaxTokens)",
 		tests: "TestTheSuggestionCountsAllMonths",
@@ -27,18 +15,6 @@ var replayMutations = []mutation{
 		old: "request = t.single.Key(e.Key)", new: "request = t.single.Key(strings.ReplaceAll(e.Key, \"|\", \"\\\\|\"))",
 		tests: "TestReplayPredictsARun",
 	}, {
-		name: "replay-share", file: "ratelimit/replay/report.go", what: "more keys are denied than the share allows",
-		old: "math.Floor(share*n)", new: "math.Ceil(share*n)",
-		tests: "TestNoCapacityIsSuggestedWhereNoneHelps",
-	}, {
-		name: "replay-whole", file: "ratelimit/replay/report.go", what: "the suggestion is rounded down to whole tokens",
-		old: "math.Ceil(c.needs[", new: "math.Floor(c.needs[",
-		tests: "TestTheSuggestionIsTheSmallestCapacity",
-	}, {
-		name: "replay-list", file: "ratelimit/replay/report.go", what: "the lists are in order of the keys' first events",
-		old: "compare(item, list[at-1]) < 0", new: "false",
-		tests: "TestListsAreBoundedAndSorted",
-	}, {
 		name: "replay-terminal", file: "ratelimit/replay/report.go", what: "a key can move the cursor of a terminal",
 		old: "s = visible.Text(s)\n", new: "_ = visible.Text(s)\n",
 		tests: "TestThePictureEscapesNamesAndKeys",
@@ -46,10 +22,6 @@ var replayMutations = []mutation{
 		name: "replay-markup", file: "ratelimit/replay/picture.go", what: "a name or a key can be markup of the picture",
 		old: "_ = xml.EscapeText(&b, []byte(printable(s, most)))", new: "_ = xml.EscapeText(&b, nil)\n	b.WriteString(printable(s, most))",
 		tests: "TestThePictureEscapesNamesAndKeys",
-	}, {
-		name: "replay-spans", file: "ratelimit/replay/spans.go", what: "events are lost when spans are joined",
-		old: "joined[n-1].Events += span.Events", new: "joined[n-1].Events = span.Events",
-		tests: "TestSpansGrowWithTheTime",
 	}, {
 		name: "replay-ties", file: "ratelimit/replay/reorder.go", what: "events at the same time change places",
 		old: "a.nth < b.nth", new: "a.nth > b.nth",
@@ -66,10 +38,6 @@ var replayMutations = []mutation{
 		name: "replay-long-key", file: "ratelimit/replay/replay.go", what: "a long key ends a replay whose mistakes are left out",
 		old: "case len(e.Key) > longest:", new: "case len(e.Key) > 1e6*longest:",
 		tests: "TestOneLineIsOneMistake",
-	}, {
-		name: "replay-whole-lines", file: "ratelimit/replay/log.go", what: "each event that waits keeps its whole line",
-		old: "e.Key = strings.Clone(e.Key) //", new: "//",
-		tests: "TestReorderKeepsKeysOnly",
 	}, {
 		name: "replay-null-key", file: "ratelimit/replay/query.go", what: "rows without a key count together",
 		old: `columns > 1 && key.String == ""`, new: `columns > 3 && key.String == ""`,

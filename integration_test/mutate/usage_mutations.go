@@ -3,29 +3,9 @@ package main
 // usageMutations are edits of the recorder of usage.
 var usageMutations = []mutation{
 	{
-		name: "usage-overwrites", file: "migrations/engine/usage.sql", what: "a flush overwrites what is there",
-		old: "granted = r.granted + EXCLUDED.granted", new: "granted = EXCLUDED.granted",
-		tests: "TestUsageSaysWhatCallersCounted",
-	}, {
-		name: "usage-denials-overwrite", file: "migrations/engine/usage.sql", what: "a flush overwrites the denials of a key",
-		old: "denied = r.denied + EXCLUDED.denied, asked", new: "denied = EXCLUDED.denied, asked",
-		tests: "TestUsageSaysWhatCallersCounted",
-	}, {
 		name: "usage-order", file: "migrations/engine/usage.sql", what: "the rows of keys are locked in any order",
 		old: "     ORDER BY u.name COLLATE pg_catalog.\"C\", u.hour, u.key COLLATE pg_catalog.\"C\"\n", new: "",
 		tests: "TestProcessesFlushAtOnce",
-	}, {
-		name: "usage-least-denied", file: "migrations/engine/usage.sql", what: "the least denied keys stay",
-		old: "ORDER BY k.denied DESC, k.last_denied DESC, k.key\n                OFFSET", new: "ORDER BY k.denied, k.last_denied DESC, k.key\n                OFFSET",
-		tests: "TestTheMostDeniedKeysStay",
-	}, {
-		name: "usage-earliest-denied", file: "migrations/engine/usage.sql", what: "of keys denied as often, the earliest stay",
-		old: "ORDER BY k.denied DESC, k.last_denied DESC, k.key\n                OFFSET", new: "ORDER BY k.denied DESC, k.last_denied, k.key\n                OFFSET",
-		tests: "TestTheMostDeniedKeysStay",
-	}, {
-		name: "usage-last-denied", file: "migrations/engine/usage.sql", what: "the last denial of a key is the first",
-		old: "greatest(r.last_denied, EXCLUDED.last_denied)", new: "least(r.last_denied, EXCLUDED.last_denied)",
-		tests: "TestTheLastDenialIsTheLast",
 	}, {
 		name: "usage-deletes-all", file: "migrations/engine/usage.sql", what: "one flush deletes all old rows",
 		old: "         ORDER BY d.minute\n         LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)\n", new: "",
@@ -55,21 +35,9 @@ var usageMutations = []mutation{
 		old: `"hold", "once":`, new: `"hold", "once", "check":`,
 		tests: "TestDecisionCountsWhatTheResultSays",
 	}, {
-		name: "usage-conflicts", file: "ratelimit/usage/count.go", what: "a transaction that has to run again counts as a failure",
-		old: `case "40001", "40P01":`, new: `case "40P01":`,
-		tests: "TestSomeErrorsAreNoFailures",
-	}, {
-		name: "usage-minutes", file: "ratelimit/usage/count.go", what: "the counts of a minute are lost when a later one takes its place",
-		old: "if moved && before != (counts{}) {", new: "if moved && before == (counts{}) {",
-		tests: "TestNoCountIsLostOrCountedTwice",
-	}, {
 		name: "usage-unbounded", file: "ratelimit/usage/count.go", what: "while the database is away, counts pile up",
 		old: "if len(l.minutes) > maxMinutes {", new: "if len(l.minutes) > 100*maxMinutes {",
 		tests: "TestWhatCannotBeWrittenIsKeptForAnHour",
-	}, {
-		name: "usage-inherits", file: "ratelimit/usage/sketch.go", what: "a key does not take over the count of the one that it displaces",
-		old: "s.heap[0] = counter{s.heap[0].rank + d.n, d}", new: "s.heap[0] = counter{d.n, d}",
-		tests: "TestASketchFindsFrequentKeysInAFlood",
 	}, {
 		name: "usage-overstates", file: "ratelimit/usage/sketch.go", what: "a key is stored with the count that it took over",
 		old: "s.heap[0] = counter{s.heap[0].rank + d.n, d}", new: "d.n += s.heap[0].rank\n		s.heap[0] = counter{d.n, d}",
@@ -91,16 +59,8 @@ var usageMutations = []mutation{
 		old: `if last && sqlState(err) == "55P03" {`, new: `if !last && sqlState(err) == "55P03" {`,
 		tests: "TestALockedRowAtTheEndLosesNothing",
 	}, {
-		name: "usage-interrupted", file: "ratelimit/usage/usage.go", what: "the last flush is sent with a context that has ended",
-		old: "context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)", new: "context.WithTimeout(ctx, flushTimeout)",
-		tests: "TestUsageSaysWhatCallersCounted",
-	}, {
 		name: "usage-hash", file: "ratelimit/usage/flush.go", what: "keys are stored in the clear",
 		old: "d.key = r.HashKey(d.key)", new: "_ = r.HashKey(d.key)",
 		tests: "TestHashesThatAreEqualBecomeOneKey",
-	}, {
-		name: "usage-late-denial", file: "ratelimit/usage/flush.go", what: "a denied key that is counted after its minute was taken is lost",
-		old: "if len(p.minutes)+len(hours) == 0 {", new: "if len(p.minutes) == 0 {",
-		tests: "TestADeniedKeyMayBeCountedAfterItsMinute",
 	},
 }

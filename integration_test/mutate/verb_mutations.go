@@ -3,14 +3,6 @@ package main
 // verbMutations are edits of what the verbs do, of balances, and of the reasons of a denial.
 var verbMutations = []mutation{
 	{
-		name: "each-added-up", file: "ratelimit/call_demand.go", what: "requests of a ConsumeEach for one key are decided together",
-		old: "if found && does.each && ds[last].limit == r.limit {", new: "if false {",
-		tests: "TestEachIsDecidedByItselfAndInOrder",
-	}, {
-		name: "each-too-much", file: "ratelimit/call_later.go", what: "a count above the capacity fails all requests of a ConsumeEach",
-		old: "(c.does.each || !anyOf", new: "(!anyOf",
-		tests: "TestEachAgreesWithConsume",
-	}, {
 		name: "each-result-order", file: "ratelimit/each.go", what: "the results are in the order of locks",
 		old: "conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })", new: "conclude(place*0+i, &c, func(r *Result) { c.fill(r, &answers[i]) })",
 		tests: "TestEachIsDecidedByItselfAndInOrder",
@@ -23,10 +15,6 @@ var verbMutations = []mutation{
 		old: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\"}", new: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\", owes: upToMaxReserved}",
 		tests: "TestAReservationIsNoPermission|TestMaxReservedUnsetZeroAndPositiveAreThreeThings",
 	}, {
-		name: "verb-reserve-owes", file: "ratelimit/verbs.go", what: "a Reserve is denied if the tokens are not there yet",
-		old: "op: \"consume\", owes: upToMaxReserved},\n	verbTake", new: "op: \"consume\"},\n	verbTake",
-		tests: "TestMaxReservedUnsetZeroAndPositiveAreThreeThings",
-	}, {
 		name: "verb-take-all", file: "ratelimit/verbs.go", what: "a Take takes its most or nothing",
 		old: "op: \"take\", upTo: true}", new: "op: \"consume\"}",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
@@ -34,14 +22,6 @@ var verbMutations = []mutation{
 		name: "verb-balance-denied", file: "ratelimit/verbs.go", what: "a Balance of a plan that grants nothing is denied",
 		old: "verbBalance: {op: \"check\",", new: "verbBalance: {deniable: true, op: \"check\",",
 		tests: "TestBalanceOfPlansWithoutRows|TestBalanceUnderOverrides",
-	}, {
-		name: "verb-balance-debt", file: "ratelimit/verbs.go", what: "an observer sees a Balance in debt as one that was denied",
-		old: "owes: anything, ignoresCount: true, answers: balances, slots: true}", new: "ignoresCount: true, answers: balances, slots: true}",
-		tests: "TestAnObserverSeesBalances",
-	}, {
-		name: "verb-refund-outside", file: "ratelimit/verbs.go", what: "a refund on the pool inside its transaction is not refused",
-		old: "verbRefund:  {refunds: true, settles: true, writes: onceOnly}", new: "verbRefund:  {refunds: true, settles: true}",
-		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "reserve-at-once", file: "ratelimit/verbs.go", what: "the work of a reservation may run at once",
 		old: "RetryAt: result.runAt.Time()", new: "RetryAt: result.At",
@@ -55,29 +35,9 @@ var verbMutations = []mutation{
 		old: "n = int(result.Requests[0].Taken)", new: "n = most",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "take-count", file: "ratelimit/verbs.go", what: "a Take ignores a Count",
-		old: "		case r.tokens != 1:", new: "		case false:",
-		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
-	}, {
-		name: "take-callers-own", file: "ratelimit/verbs.go", what: "a Take changes the caller's requests",
-		old: "	requests = slices.Clone(requests)\n", new: "	_ = slices.Clone[[]Request]\n",
-		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
-	}, {
-		name: "balance-blocked-unread", file: "ratelimit/verbs.go", what: "a Balance does not say what of a blocked key is used",
-		old: "r.deniable && d.limit.grantsNothing()", new: "d.limit.grantsNothing()",
-		tests: "TestBalanceUnderOverrides",
-	}, {
 		name: "balance-order", file: "ratelimit/balance.go", what: "balances are in the order of the locks",
 		old: "all[request] = c.balance(&c.demands[i], a.rows[i], a.at)", new: "all[i+0*request] = c.balance(&c.demands[i], a.rows[i], a.at)",
 		tests: "TestBalanceAnswersInTheOrderOfItsRequests",
-	}, {
-		name: "balance-decides", file: "ratelimit/balance.go", what: "a Balance does not tell an override from the definition",
-		old: "			b.Decides = c.inForce[i].by\n", new: "",
-		tests: "TestBalanceUnderOverrides",
-	}, {
-		name: "balance-until", file: "ratelimit/balance.go", what: "a Balance does not say when an override ends",
-		old: "				b.Until = until.Time()\n", new: "",
-		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-used", file: "ratelimit/balance.go", what: "what is used is counted from 0, not from the capacity",
 		old: "b.Used = d.numbers.Capacity - b.Remaining", new: "b.Used = -b.Remaining",
@@ -86,10 +46,6 @@ var verbMutations = []mutation{
 		name: "balance-unlimited-used", file: "ratelimit/balance.go", what: "nothing of an unlimited limit is used, although nobody knows",
 		old: "b.Remaining, b.Used = math.Inf(1), math.NaN()", new: "b.Remaining, b.Used = math.Inf(1), 0",
 		tests: "TestBalanceOfPlansWithoutRows",
-	}, {
-		name: "balance-next-fraction", file: "ratelimit/call_later.go", what: "one more whole token is announced that the capacity has no room for",
-		old: " || !spans[i].demand.limit.numbers.Holds(count)", new: "",
-		tests: "TestBalanceOfALimitThatNeverHasAWholeToken|TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-next-blocked", file: "ratelimit/balance.go", what: "the next token of a blocked key is one more than those that a block withholds",
 		old: "		} else {\n			more += max(", new: "		}\n		{\n			more += max(",
@@ -102,14 +58,6 @@ var verbMutations = []mutation{
 		name: "balance-calendar-ahead", file: "ratelimit/call_later.go", what: "the next token of a calendar in debt is looked for in the windows around now",
 		old: "return more.reaching(rows, from).When(", new: "return more.numbers.When(",
 		tests: "TestBalanceOfACustomersMonth",
-	}, {
-		name: "balance-blocked-remaining", file: "ratelimit/balance.go", what: "the tokens of a blocked key can be taken",
-		old: "			b.Remaining = min(b.Remaining, 0)\n		} else {", new: "		} else {",
-		tests: "TestBalanceUnderOverrides",
-	}, {
-		name: "balance-blocked-next", file: "ratelimit/call_later.go", what: "a blocked key has its next token before the block ends",
-		old: "spans[i].denied || spans[i].demand.limit.blocked ||", new: "spans[i].denied ||",
-		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "reason-quota", file: "ratelimit/call.go", what: "a denial for want of tokens looks like a block",
 		old: "cmp.Or(reason, result.known, ReasonQuota)", new: "cmp.Or(reason, result.known, ReasonBlock)",
