@@ -83,8 +83,8 @@ world: TIME = 1h
 world: ## play random worlds in which everything happens, and try every number that is shown (TIME=1h SEED=4711)
 	cd integration_test && go test -count=1 -v -timeout 24h -run '^TestWorld$$' . -worldtime $(TIME) $(if $(SEED),-seed $(SEED))
 
-mutate: ## break the engine on purpose, one edit at a time, and print which test notices (ONLY=regular expression WORLD=5m: does TestWorld?)
-	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(WORLD),-world $(WORLD))
+mutate: ## break the engine on purpose, one edit at a time, and print which test notices (ONLY=regular expression WORLD=5m: does TestWorld? SAMPLE=20 SEED=1: edits that operators make, with a score; MATRIX=1: all tests that notice)
+	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(WORLD),-world $(WORLD)) $(if $(SAMPLE),-sample $(SAMPLE)) $(if $(SEED),-seed $(SEED)) $(if $(MATRIX),-matrix)
 
 check: lint generated tidied docs oldest ## formatting, linters, vet, generated code up to date, go.mod files tidy, no dead link
 
@@ -122,6 +122,7 @@ generate: ## write the migrations and their version from migrations/engine, and 
 	$(SQLC) generate
 
 prerelease: check race container conformance matrix partitioned pgbouncer faults soak fuzz mutate bench ## everything, which takes a night: before a release
+	$(MAKE) mutate SAMPLE=200
 	$(MAKE) world TIME=8h
 	.ci/release -try v0.0.0-prerelease
 

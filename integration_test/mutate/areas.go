@@ -11,18 +11,19 @@ import (
 	"strings"
 )
 
-// core are quick tests of what every verb decides, in a few areas.
-const core = "verbs_balance verbs_calendar verbs_charge verbs_check verbs_consume verbs_decimals verbs_defects verbs_each verbs_limits verbs_move verbs_pause " +
-	"verbs_permission verbs_plans verbs_reason verbs_refund verbs_reset verbs_retryat verbs_schedule verbs_several verbs_shards verbs_take verbs_wait " +
-	"attack_garbage attack_hostile model_inmemory model_promises"
+// core are tests of what every verb decides, the quick ones first.
+const core = "model_inmemory model_promises verbs_charge verbs_check verbs_consume verbs_defects verbs_each verbs_limits verbs_move verbs_reason " +
+	"verbs_reset verbs_retryat verbs_several verbs_shards verbs_take attack_garbage attack_hostile | verbs_balance verbs_calendar verbs_decimals " +
+	"verbs_pause verbs_permission verbs_plans verbs_refund verbs_schedule verbs_wait"
 
 // areas are the tests of the product's files, by area (see scripts/tests.sh) or package. The first row that matches counts.
+// What is behind a bar runs if nothing before it has noticed.
 var areas = []struct{ files, tests string }{
 	{`^migrations/engine/(available|balance)`, "core model_calendar sql_byhand"},
-	{`^migrations/engine/(coalesce|consume_keys)`, "coalescer verbs_decimals verbs_each attack_garbage tx_plans holds sql_source"},
+	{`^migrations/engine/(coalesce|consume_keys)`, "coalescer_calls coalescer_sums verbs_decimals verbs_each attack_garbage | coalescer tx_plans holds sql_source"},
 	{`^migrations/engine/(apply|consume|raise|lock|move|grid|wire)`, "core verbs_denial holds tx_contention tx_batch tx_plans model_overgrant sql_bounds sql_source"},
 	{`^migrations/engine/holds_by_hand`, "sql_holds holds_races holds_once"},
-	{`^migrations/engine/holds`, "holds sql_holds"},
+	{`^migrations/engine/holds`, "holds_exhaustive holds_model holds_races sql_holds | holds"},
 	{`^migrations/engine/(parts|validate|calendar)`, "verbs_keys verbs_calendar model_calendar sql_verbs sql_byhand"},
 	{`^migrations/engine/(each|pause|keys|reset)`, "core sql_docs_pause sql_holds sql_all sql_overrides console_bad_rows holds ops_overrides_known ops_overrides_end"},
 	{`^migrations/engine/refund`, "core tx_contention holds"},
@@ -62,10 +63,19 @@ func areasOf(file string) string {
 	return ""
 }
 
-// testsOf returns the names of the tests of a product's file, separated by bars.
-func testsOf(root, file string) (string, error) {
+// testsOf returns the names of the tests of a product's file, separated by bars: those to begin with, and the others.
+func testsOf(root, file string) (first, rest string, err error) {
+	now, then, _ := strings.Cut(strings.Replace(areasOf(file), "core", core, 1), "|")
+	first, err = testsOfAreas(root, now)
+	if err == nil {
+		rest, err = testsOfAreas(root, then)
+	}
+	return first, rest, err
+}
+
+func testsOfAreas(root, areas string) (string, error) {
 	var names []string
-	for of := range strings.FieldsSeq(strings.Replace(areasOf(file), "core", core, 1)) {
+	for of := range strings.FieldsSeq(areas) {
 		pattern := "integration_test/" + of + "_*test.go"
 		if slices.Contains(packages, of) {
 			pattern = of + "/*_test.go"

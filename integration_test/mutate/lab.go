@@ -172,7 +172,7 @@ func (l *lab) try(ctx context.Context, m mutation) (failed *failure, err error) 
 	if err != nil {
 		return nil, err
 	}
-	for pkg := range l.named([]mutation{m}) {
+	for pkg := range l.named([]mutation{m, {tests: m.rest}}) {
 		if _, err := l.unmutated(ctx, pkg); err != nil {
 			return nil, err
 		}
@@ -187,7 +187,16 @@ func (l *lab) try(ctx context.Context, m mutation) (failed *failure, err error) 
 	if err := l.write(m.file, after); err != nil {
 		return nil, err
 	}
-	return l.testNamed(ctx, []mutation{m}, l.patience(m))
+	failed, err = l.testNamed(ctx, []mutation{m}, l.patience(m))
+	if m.rest == "" || err != nil || failed != nil && !l.matrix {
+		return failed, err
+	}
+	more, err := l.testNamed(ctx, []mutation{{tests: m.rest}}, l.patience(m))
+	if failed == nil || more == nil {
+		return cmp.Or(failed, more), err
+	}
+	failed.tests = append(failed.tests, more.tests...)
+	return failed, err
 }
 
 // patience returns how long the tests that a mutation names may take together.

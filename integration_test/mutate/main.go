@@ -48,6 +48,7 @@ type mutation struct {
 	new   string
 	tests string // the tests that should notice it, separated by bars
 	at    int    // where old is, if an operator made this
+	rest  string // the tests that run if the others do not notice it
 }
 
 func (m mutation) byOperator() bool { return m.at > 0 }
@@ -105,7 +106,7 @@ func choose(root string, o options) ([]mutation, error) {
 		if o.world > 0 {
 			chosen[i].tests = "TestWorld"
 		} else if m.byOperator() {
-			if chosen[i].tests, err = testsOf(root, m.file); err != nil {
+			if chosen[i].tests, chosen[i].rest, err = testsOf(root, m.file); err != nil {
 				return nil, err
 			}
 		}

@@ -29,8 +29,8 @@ type span struct {
 	from, to int
 }
 
-// mutantsOf returns what the operators make of a file below the root, in the order of the text. The name of a mutant has the line in its function, so an
-// edit of another function does not change it.
+// mutantsOf returns what the operators make of a file below the root, in the order of the text. The name of a mutant has the
+// line in its function, so that changes of other functions do not change it.
 func mutantsOf(root, file string) ([]mutation, error) {
 	raw, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {
@@ -53,15 +53,14 @@ func mutantsOf(root, file string) ([]mutation, error) {
 	}
 	slices.SortStableFunc(edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
 	var mutants []mutation
-	seen := map[string]int{}
-	made := map[string]bool{}
+	seen, made := map[string]int{}, map[edit]bool{}
 	for _, e := range edits {
 		i := slices.IndexFunc(spans, func(s span) bool { return s.from <= e.from && e.from < s.to })
-		if key := fmt.Sprint(e.from, e.to, e.instead); i < 0 || made[key] || text[e.from:e.to] == e.instead {
+		key := edit{from: e.from, to: e.to, instead: e.instead}
+		if i < 0 || made[key] || text[e.from:e.to] == e.instead {
 			continue
-		} else {
-			made[key] = true
 		}
+		made[key] = true
 		name := fmt.Sprintf("%s:%s:%d:%s", file, spans[i].name, strings.Count(text[spans[i].from:e.from], "\n"), e.operator)
 		if seen[name]++; seen[name] > 1 {
 			name = fmt.Sprintf("%s#%d", name, seen[name])

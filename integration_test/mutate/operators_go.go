@@ -160,13 +160,8 @@ func goEdits(file, text string) (spans []span, edits []edit, err error) {
 				node("swap", n, other)
 			}
 		case *ast.BasicLit:
-			switch {
-			case n.Kind == token.INT || n.Kind == token.FLOAT:
-				if n.Value == "0" {
-					node("number", n, "1")
-				} else {
-					node("number", n, "0")
-				}
+			if n.Kind == token.INT || n.Kind == token.FLOAT {
+				node("number", n, map[bool]string{true: "1", false: "0"}[n.Value == "0"])
 			}
 		case *ast.CallExpr:
 			if goWraps.MatchString(of(n.Fun)) {

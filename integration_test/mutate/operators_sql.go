@@ -11,10 +11,10 @@ import (
 type sqlTok struct {
 	from, to int
 	text     string
-	binds    int // how closely it binds as an operator; 0: it ends an expression; bindsNot: it is an operand's
-	mate     int // where the bracket, CASE or END is that belongs to this one, or -1
-	inCase   bool
-	whole    string // of the bracket that the token is in, what is before it: a function, IN, or nothing
+	binds    int    // how closely it binds as an operator; 0: it ends an expression; operand: it is part of one
+	mate     int    // where the bracket, CASE or END is that belongs to this one, or -1
+	inCase   bool   // the innermost bracket around it is a CASE
+	whole    string // what is before the bracket that it is in: a function, IN, or nothing
 }
 
 const operand = 100
@@ -153,11 +153,9 @@ func sqlEdits(text string) (edits []edit) {
 			declares = t.text == "DECLARE"
 		}
 		isOperator := t.binds > 0 && t.binds < operand
-		if swaps := sqlSwaps[t.text]; (t.binds == operand) != isOperator && t.binds != 0 || t.text == "DESC" || t.text == "EXISTS" {
-			for _, other := range swaps {
-				if (t.text == "=" || t.text == "IN") && (assigns(ts, i) || at(i-1) == "NOT" || at(i-2) == "FOR") || t.text == "-" && !isOperator || t.text == "*" && !isOperator {
-					continue
-				}
+		sign, noTest := strings.Contains("+-*", t.text) && !isOperator, assigns(ts, i) || at(i-1) == "NOT" || at(i-2) == "FOR"
+		for _, other := range sqlSwaps[t.text] {
+			if !sign && (t.text != "=" && t.text != "IN" || !noTest) {
 				put("swap", i, i+1, other)
 			}
 		}
