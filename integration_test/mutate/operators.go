@@ -19,7 +19,7 @@ type edit struct {
 
 var (
 	sqlFunction = regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?FUNCTION ratelimit\.(\w+)\(`)
-	sqlBody     = regexp.MustCompile(`(?ms)^AS \$body\$\n(?:#variable_conflict \w+\n)?(.*?)^\$body\$;|^(RETURN .*?;)$`)
+	sqlBody     = regexp.MustCompile(`(?ms)^AS \$body\$\n(.*?)^\$body\$;|^(RETURN .*?;)$`)
 	rawSQL      = regexp.MustCompile("(?ms)^const (\\w+) = `-- name: .*?\\n(.*?)`")
 )
 

@@ -11,10 +11,9 @@ import (
 type sqlTok struct {
 	from, to int
 	text     string
-	binds    int    // how closely it binds as an operator; 0: it ends an expression; operand: it is part of one
-	mate     int    // where the bracket, CASE or END is that belongs to this one, or -1
-	inCase   bool   // the innermost bracket around it is a CASE
-	whole    string // what is before the bracket that it is in: a function, IN, or nothing
+	binds    int // how closely it binds as an operator; 0: it ends an expression; operand: it is part of one
+	mate     int // where the bracket, CASE or END is that belongs to this one, or -1
+	in       int // where the innermost bracket or CASE around it is, or -1
 }
 
 const operand = 100
@@ -41,7 +40,7 @@ func sqlTokens(text string) []sqlTok {
 	var tokens []sqlTok
 	var open []int
 	for _, at := range sqlToken.FindAllStringIndex(text, -1) {
-		t := sqlTok{from: at[0], to: at[1], text: text[at[0]:at[1]], binds: operand, mate: -1}
+		t := sqlTok{from: at[0], to: at[1], text: text[at[0]:at[1]], binds: operand, mate: -1, in: -1}
 		if strings.HasPrefix(t.text, "--") {
 			continue
 		}
@@ -63,25 +62,18 @@ func sqlTokens(text string) []sqlTok {
 			t.binds = operand
 		}
 		if len(open) > 0 {
-			t.inCase, t.whole = tokens[open[len(open)-1]].text == "CASE", opened(tokens, open[len(open)-1])
+			t.in = open[len(open)-1]
 		}
 		switch {
 		case t.text == "(" || t.text == "[" || t.text == "CASE":
 			open = append(open, i)
-		case len(open) > 0 && (t.text == ")" || t.text == "]" || t.text == "END" && t.inCase):
-			t.mate, open = open[len(open)-1], open[:len(open)-1]
+		case t.in >= 0 && (t.text == ")" || t.text == "]" || t.text == "END" && tokens[t.in].text == "CASE"):
+			t.mate, open = t.in, open[:len(open)-1]
 			tokens[t.mate].mate = i
 		}
 		tokens = append(tokens, t)
 	}
 	return tokens
-}
-
-func opened(tokens []sqlTok, i int) string {
-	if i > 0 && tokens[i].text == "(" && (tokens[i-1].binds == operand || tokens[i-1].text == "IN") {
-		return tokens[i-1].text
-	}
-	return ""
 }
 
 // between returns whether the next AND is a BETWEEN's.
@@ -170,10 +162,10 @@ func sqlEdits(text string) (edits []edit) {
 			put("true", from, to, "true")
 			put("false", from, to, "false")
 		}
-		simple := t.inCase && at(caseOf(ts, i)+1) != "WHEN"
+		inCase := at(t.in) == "CASE"
 		switch t.text {
 		case "IF", "ELSIF", "WHERE", "ON", "HAVING", "WHILE", "WHEN":
-			if t.text == "ON" && at(i+1) == "CONFLICT" || t.text == "IF" && at(i-1) == "END" || t.text == "WHEN" && (simple || !t.inCase && at(i-1) != "EXIT" && at(i-1) != "CONTINUE") {
+			if t.text == "ON" && at(i+1) == "CONFLICT" || t.text == "IF" && at(i-1) == "END" || t.text == "WHEN" && (inCase && at(t.in+1) != "WHEN" || !inCase && at(i-1) != "EXIT" && at(i-1) != "CONTINUE") {
 				break
 			}
 			put("true", i+1, ends(ts, i+1, 0), "true")
@@ -203,7 +195,7 @@ func sqlEdits(text string) (edits []edit) {
 				put("swap", i, i+1, "")
 			}
 		case ",":
-			if t.whole == "IN" || t.whole == "least" || t.whole == "greatest" || assignedAfter(ts, i) {
+			if of := at(t.in - 1); t.in > 0 && (of == "IN" || of == "least" || of == "greatest") || at(i+2) == "=" && assigns(ts, i+2) {
 				put("drop-item", i, ends(ts, i+1, 0), "")
 				from, _ := sides(ts, i, 1)
 				put("drop-item", from, i+1, "")
@@ -230,7 +222,7 @@ func sqlEdits(text string) (edits []edit) {
 		if clause := sqlClauses.FindString(strings.Join(words, " ")); clause != "" {
 			put("drop-clause", i, i+len(strings.Fields(clause)), "")
 		}
-		begins := i == 0 || at(i-1) == ";" || at(i-1) == "LOOP" || at(i-1) == "BEGIN" || (at(i-1) == "THEN" || at(i-1) == "ELSE") && !ts[i-1].inCase
+		begins := i == 0 || at(i-1) == ";" || at(i-1) == "LOOP" || at(i-1) == "BEGIN" || (at(i-1) == "THEN" || at(i-1) == "ELSE") && !inCase
 		if begins && !declares && !sqlBlocks.MatchString(t.text) && slices.ContainsFunc(ts[i:], func(t sqlTok) bool { return t.text == ";" }) {
 			end := i
 			for ts[end].text != ";" {
@@ -240,17 +232,6 @@ func sqlEdits(text string) (edits []edit) {
 		}
 	}
 	return edits
-}
-
-func caseOf(ts []sqlTok, i int) int {
-	for i--; i >= 0; i-- {
-		if ts[i].text == "END" && ts[i].mate >= 0 {
-			i = ts[i].mate
-		} else if ts[i].text == "CASE" {
-			return i
-		}
-	}
-	return -1
 }
 
 // assigns returns whether = is that of UPDATE ... SET or of a RAISE's USING.
@@ -266,9 +247,4 @@ func assigns(ts []sqlTok, i int) bool {
 		}
 	}
 	return false
-}
-
-// assignedAfter returns whether a comma is between two of SET's.
-func assignedAfter(ts []sqlTok, i int) bool {
-	return i+2 < len(ts) && ts[i+2].text == "=" && assigns(ts, i+2)
 }
