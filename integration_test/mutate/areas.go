@@ -29,7 +29,7 @@ var areas = []struct{ files, tests string }{
 	{`^migrations/engine/refund`, "core tx_contention holds"},
 	{`^migrations/engine/ratelimit`, "sql_all sql_verbs sql_byhand sql_overrides sql_collations verbs_plans verbs_calendar holds_definitions verbs_decimals ops_overrides_end ops_overrides_known"},
 	{`^migrations/engine/(overrides|definitions)`, "sql_overrides sql_all ops_overrides ops_lists verbs_plans verbs_calendar console_pages sql_citus holds_definitions"},
-	{`^migrations/engine/(usage|version|grants|guard|turns|parts)`, "ops_usage ops_version ops_confined ops_fleet tx_hot"},
+	{`^migrations/engine/(usage|version|grants|guard|turns)`, "ops_usage ops_version ops_confined ops_fleet tx_hot"},
 	{`^migrations/engine/sweep`, "ops_sweep ops_open sql_holds ops_definitions ops_overrides ratelimit/ratelimittest holds_definitions"},
 	{`^migrations/check\.go$`, "ops_version"},
 	{`^internal/dbsqlc/ratelimit\.sql\.go$`, "verbs_update verbs_refund verbs_shards holds"},
