@@ -198,7 +198,9 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 			case token == "":
 				return nil
 			case by == "tx":
-				return p.asks.InTx(ctx, w.lossy.Pool, func(ctx context.Context, tx pgx.Tx) error { return second(p.asks.Release(ctx, tx, token, zeroed(requests)...)) }, ratelimit.Isolation(levels[s.Level]))
+				return p.asks.InTx(ctx, w.lossy.Pool, func(ctx context.Context, tx pgx.Tx) error {
+					return second(p.asks.Release(ctx, tx, token, zeroed(requests)...))
+				}, ratelimit.Isolation(levels[s.Level]))
 			case by == "sql" && !varies && w.hasClock:
 				var err error
 				w.session(func(conn *pgx.Conn) {
@@ -236,7 +238,9 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 			return err
 		})
 	default:
-		repeat(func(ctx context.Context, db ratelimit.DB) error { return second(p.asks.Release(ctx, db, h.token, requests...)) })
+		repeat(func(ctx context.Context, db ratelimit.DB) error {
+			return second(p.asks.Release(ctx, db, h.token, requests...))
+		})
 	}
 	waited, callErr, err := w.givenUp(name, w.stored(id.key), lost, call, advised)
 	text := fmt.Sprintf("a %s %q of %v of %v, for %v, with a slot: %t, waited for a row of %s: %t, was given up, lost: %t: %v, and then by %s: %v", what, job, count, id, ttl, slot, name, waited, lost, callErr, by, err)
