@@ -192,7 +192,8 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 
 // Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will be tried again. Everything comes
 // back but what was used: the [Request.Count] of its requests, 0 without one. What they do not name comes back, too. A hold that has ended, or an id without
-// an end that is not held, is no error: released is false. So defer it, with a context that does not end with the work, and on the pool:
+// an end that is not held, is no error: released is false. After [ErrUnknownOutcome], call it again; released is false then if the first call did it.
+// So defer it, with a context that does not end with the work, and on the pool:
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
