@@ -556,17 +556,22 @@ func TestWhatBreaksAtMostN(t *testing.T) {
 	for name, event := range map[string]struct {
 		sql   string
 		ahead time.Duration
-		never bool // the first worker is not told
+		never bool              // the first worker is not told
+		of    ratelimit.Request // the slot, or a budget of one token
 	}{
 		"a failover that lost the hold": {sql: "DELETE FROM ratelimit.holds; DELETE FROM ratelimit.limits"},
 		"a clock that leaps ahead":      {ahead: time.Hour},
 		"released by hand":              {sql: "SELECT ratelimit.release('slots', 'acme', 'job', reason => 'it hangs')"},
+		"tokens are reset":              {sql: "SELECT ratelimit.reset('budget', 'acme')", of: slow("budget", 1).Key("acme")},
 		"rows of ratelimit.limits lost": {sql: "DELETE FROM ratelimit.limits", never: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 4)
 			slots := ratelimit.Slots("slots", 1).Key("acme")
+			if event.of != (ratelimit.Request{}) {
+				slots = event.of
+			}
 			var limits ratelimit.Limiter
 			later := ratelimit.Limiter{Clock: func() time.Time { return time.Now().Add(event.ahead) }}
 			err := limits.During(t.Context(), pool, "job", ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
@@ -586,10 +591,14 @@ func TestWhatBreaksAtMostN(t *testing.T) {
 				if (ctx.Err() == nil) != event.never {
 					t.Errorf("after %v: %v", time.Since(began), ctx.Err())
 				}
-				return nil, ctx.Err()
+				return nil, nil
 			}, slots)
 			if errors.Is(err, ratelimit.ErrHoldLost) != !event.never {
 				t.Error(err)
+			}
+			_, err = limits.Hold(t.Context(), pool, "job", time.Hour, slots)
+			if denial, is := errors.AsType[*ratelimit.DeniedError](err); is && (denial.Reason == ratelimit.ReasonSettled) != event.never {
+				t.Errorf("tried again: %v", err)
 			}
 		})
 	}

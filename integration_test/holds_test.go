@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -431,8 +432,10 @@ func TestHoldsRefuse(t *testing.T) {
 	check("too much", hold("x", time.Minute, slots.Count(3)), ratelimit.ErrExceedsCapacity, "slots")
 	check("too much", hold("x", time.Minute, tokens.Count(11)), ratelimit.ErrExceedsCapacity, "tokens")
 	check("none", hold("x", time.Minute), ratelimit.ErrInvalid, "no requests")
+	check("too many", hold("x", time.Minute, slices.Repeat([]ratelimit.Request{slots}, 1001)...), ratelimit.ErrInvalid, "at most 1000 requests, not 1001")
 	check("no Count", settle(token, slots, tokens), ratelimit.ErrInvalid, "needs the Count")
-	for _, bad := range []string{"", "~", token[:30], "~" + token, strings.Replace(token, "3:job", "9:job", 1), token + "x", strings.Replace(token, "3:job", "200:job", 1)} {
+	for _, bad := range []string{"", "~", token[:30], "~" + token, strings.Replace(token, "3:job", "9:job", 1), token + "x", strings.Replace(token, "3:job", "200:job", 1),
+		token[:strings.Index(token, "[")] + "[" + strings.Repeat(`["slots","a",1],`, 1000) + `["slots","a",1]]`} {
 		check("token", settle(bad, slots), ratelimit.ErrInvalid, "token")
 		check("token", second(h.limits.Release(ctx, db, bad, slots)), ratelimit.ErrInvalid, "token")
 	}

@@ -80,8 +80,9 @@ func TestWhatWaitingDoesNotMendComesAtOnce(t *testing.T) {
 	slots, rate := ratelimit.Slots("slots", 1), ratelimit.TokenBucket("rate", 1, time.Hour)
 	limits := new(ratelimit.Limiter)
 	patient := ratelimit.WaitUpTo(t.Context(), 10*time.Minute)
-	held, err := limits.Hold(patient, pool, "acme/1", time.Minute, slots.Key("acme"), rate.Key("acme"))
+	held, err := limits.Hold(patient, pool, "acme/1", time.Minute, slots.Key("acme"))
 	succeeds(t, err)
+	succeeds(t, second(limits.Consume(t.Context(), pool, rate.Key("acme"))))
 	began := time.Now()
 	for what, row := range map[string]struct {
 		id     string
@@ -116,6 +117,12 @@ func TestWhatWaitingDoesNotMendComesAtOnce(t *testing.T) {
 		}
 	}
 	succeeds(t, second(limits.Release(t.Context(), pool, held.Token)))
+	held, err = limits.Hold(patient, pool, "acme/1", time.Minute, rate.Key("globex")) // tokens that are held may come back
+	succeeds(t, err)
+	time.AfterFunc(100*time.Millisecond, func() {
+		succeeds(t, second(new(ratelimit.Limiter).Release(context.Background(), pool, held.Token, rate.Key("globex"))))
+	})
+	succeeds(t, second(limits.Hold(patient, pool, "acme/2", time.Minute, rate.Key("globex"))))
 }
 
 // A Hold of a token extends it, whatever is held: it lasts until ttl from now, at least.

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "700c2da131a295d864946f76b1dea840544ce14335bec4204e8304fb422a82cd"
+const Hash = "26326c526b205bf79cea5792e30df7ea1f6d5ccbd46ef2ad472b189f1a09856a"

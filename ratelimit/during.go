@@ -34,13 +34,13 @@ const settleTimeout = 10 * time.Second
 // must not stand still: a process that is stopped ends its work when it goes on, but while a virtual machine is suspended, another process may take the slots.
 //
 // fn returns what was used of tokens, by requests with a Count. What it does not name is settled with what was held. If fn returns an error or panics, all comes back or is charged in
-// the same way, but the id is free: the work may be tried again ([Limiter.Release]). If ctx ends before fn is called, everything is released.
+// the same way, but the id is free: the work may be tried again ([Limiter.Release]). So it is if the hold was lost while fn ran, whatever fn returns. If ctx ends
+// before fn is called, everything is released.
 //
 // fn may Settle held.Token itself, in the transaction that stores its result. Then they are committed together, and what fn returns is not used. Make
 // that a short transaction, the last of fn: a hold that it has locked is not extended. fn must not Release it: return an error instead.
 //
-// The error is fn's, joined to an [ErrHoldLost] if the hold was lost. It is ErrHoldLost alone if fn returned nil, but its slots may have been another's by
-// then. It is [ErrInvalid], after all was settled, if fn names as used what was not held. If Settle fails for 10 seconds, the error is its error, and the hold
+// The error is fn's, joined to an [ErrHoldLost] if the hold was lost or could not be extended in time. It is ErrHoldLost alone if fn returned nil. It is [ErrInvalid], after all was settled, if fn names as used what was not held. If Settle fails for 10 seconds, the error is its error, and the hold
 // ends by itself.
 //
 // db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with [NoEnd],
@@ -217,17 +217,15 @@ func (d *during) run(
 		d.w.Ended(joined(lost, wrong, d.release(all)))
 		return nil
 	}
-	if err != nil {
-		if errors.Is(err, ErrHoldLost) {
-			lost = nil
+	if err == nil && lost == nil {
+		if err = d.settle(all); !errors.Is(err, ErrHoldLost) {
+			return joined(err, wrong)
 		}
-		return joined(err, lost, wrong, d.release(all))
 	}
-	err = d.settle(all)
-	if errors.Is(err, ErrHoldLost) { // the tokens of the others
-		err = joined(err, d.release(all))
+	if errors.Is(err, ErrHoldLost) {
+		lost = nil
 	}
-	return joined(err, wrong)
+	return joined(err, lost, wrong, d.release(all))
 }
 
 // joined is the one error, or all of them.

@@ -34,7 +34,7 @@ type Held struct {
 	Requests []Status
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in the clear. Whoever has it can end the
-	// hold. Without an end, it is the id. One above 1 MiB, of thousands of limits and keys in one call, is [ErrInvalid] for both.
+	// hold. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for both.
 	Token string
 
 	// Expires is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if it has no end.
@@ -55,7 +55,7 @@ const NoEnd time.Duration = math.MinInt64
 // id is the caller's name for the work: a job, not a worker. Put into it what makes it one: the customer, the kind of
 // work, its number. A key that customers share, as of Global, knows the ids of all, and refuses one for a day after it
 // was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to 366
-// days, or [NoEnd]. Any other ttl is [ErrInvalid].
+// days, or [NoEnd]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
@@ -226,9 +226,10 @@ func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration
 }
 
 const (
-	minTTL   = 100 * time.Millisecond
-	maxTTL   = 366 * 24 * time.Hour
-	maxIDLen = 255 // bytes
+	minTTL    = 100 * time.Millisecond
+	maxTTL    = 366 * 24 * time.Hour
+	maxIDLen  = 255  // bytes
+	maxInHold = 1000 // limits and keys of a hold: what must be looked up one by one
 )
 
 // slotsPeriod is sent for slots, and means nothing.
@@ -273,7 +274,7 @@ func (r *Request) isFor(t heldTokens) bool { return r.limit.name == t.limit && r
 type held struct {
 	state  string
 	until  algebra.Micros
-	freeAt []algebra.Micros // by demand: when slots are free at the latest
+	freeAt []algebra.Micros // by demand: see ratelimit._held
 	moved  []float64        // by demand: what came back; below zero: what was charged
 	lost   []int            // positions of the statement; of a Refund, those that owe tokens which waiting work was promised
 	sentAt time.Time        // when the statement was sent, on a connection that was there
@@ -319,6 +320,9 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	}
 	if err := c.hold.validate(c.verb); err != nil {
 		return nil, invalidCall(c.requests, err.Error())
+	}
+	if n := len(c.requests); n > maxInHold {
+		return nil, invalidCall(c.requests, fmt.Sprintf("a %s has at most %d requests, not %d", c.verb, maxInHold, n))
 	}
 	switch {
 	case c.does.deniable:

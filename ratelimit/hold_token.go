@@ -113,7 +113,7 @@ func readToken(token string) (t tokenRead, err error) {
 	if t.uuid, t.id, rest = match[1], rest[:n], rest[n:]; rest == "" { // without its list, it ends what is named
 		return t, nil
 	}
-	if json.Unmarshal([]byte(rest), &t.list) != nil {
+	if json.Unmarshal([]byte(rest), &t.list) != nil || len(t.list) > maxInHold {
 		return t, unreadable
 	}
 	for _, held := range t.list {

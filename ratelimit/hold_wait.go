@@ -20,8 +20,8 @@ import (
 // there is no order: each asks the database for the first of its callers, every 0.1 seconds and when one of its own
 // holds ends. A call without WaitUpTo does not queue, and may be faster.
 //
-// After d, and at once if waiting does not help or tokens alone are missing that come later, the error is the
-// [*DeniedError]. If ctx ends, it is ctx's. A waiting caller holds no connection and no lock. In a transaction it is
+// After d, and at once if waiting does not help, or tokens are missing that come later and that nobody holds, the error is
+// the [*DeniedError]. If ctx ends, it is ctx's. A waiting caller holds no connection and no lock. In a transaction it is
 // [ErrInvalid]. The Observer is told once. The function of During, and the handler of a middleware, get a context that
 // waits for nothing.
 func WaitUpTo(ctx context.Context, d time.Duration) context.Context {
@@ -161,10 +161,12 @@ func worthWaiting(err error, left time.Duration) (wait time.Duration, helps bool
 		case s.OK:
 		case s.Limit.slots:
 			full = true
-		case s.RetryAt.IsZero() || s.RetryAt.Sub(denied.At) > left:
-			return 0, false
-		default:
+		case !s.RetryAt.IsZero() && s.RetryAt.Sub(denied.At) <= left:
 			wait = max(wait, min(s.RetryAt.Sub(denied.At), askTokens))
+		case s.returns:
+			wait = max(wait, askTokens)
+		default:
+			return 0, false
 		}
 	}
 	if full {

@@ -105,8 +105,9 @@ type Status struct {
 	// several requests, the work waits for the longest, and tokens forfeited meanwhile count too. After any other verb it is 0.
 	Delay time.Duration
 
-	took took
-	upTo bool // of a Take: Count is the most
+	took    took
+	upTo    bool // of a Take: Count is the most
+	returns bool // of a denied Hold: others hold tokens of the key, which may come back before RetryAt
 }
 
 // took is the part of the answer that a receipt needs: the tokens left in all rows that were taken from, and the number of
@@ -143,7 +144,7 @@ func (c *call) fillRows(r *Result, a *answer) {
 		}
 		for _, request := range requests {
 			of := &r.Requests[request]
-			of.OK, of.Remaining, of.RetryAt, of.ResetAt, of.Refunded, of.Delay, of.took = s.OK, s.Remaining, s.RetryAt, s.ResetAt, s.Refunded, s.Delay, s.took
+			of.OK, of.Remaining, of.RetryAt, of.ResetAt, of.Refunded, of.Delay, of.took, of.returns = s.OK, s.Remaining, s.RetryAt, s.ResetAt, s.Refunded, s.Delay, s.took, s.returns
 			of.Taken = c.taken(a, of)
 		}
 	}
@@ -248,6 +249,7 @@ func (c *call) status(s *Status, i int, a *answer, w deniedReservation) (at, res
 		}
 	case !s.OK:
 		at = c.grantedAt(a, i, i+1)
+		s.returns = i < len(a.held.freeAt) && a.held.freeAt[i] < algebra.Forever
 	}
 	s.ResetAt = instant(reset)
 	return at, reset

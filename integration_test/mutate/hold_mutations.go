@@ -275,7 +275,7 @@ var holdMutations = []mutation{
 		tests: "TestACallThatWaitsForTheLineEndsWithItsContext",
 	}, {
 		name: "during-failed-settles", file: during, what: "the id of work that has failed is refused for a day",
-		old: "		return joined(err, lost, wrong, d.release(all))", new: "		return joined(err, lost, wrong, d.settle(all))",
+		old: "	return joined(err, lost, wrong, d.release(all))", new: "	return joined(err, lost, wrong, d.settle(all))",
 		tests: "TestDuringEnds",
 	}, {
 		name: "during-used", file: during, what: "what the work says that it has used is not heard",

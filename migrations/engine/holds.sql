@@ -49,7 +49,7 @@ COMMENT ON COLUMN ratelimit.holds.until IS 'held: from then on it may be given b
 
 -- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day;
 -- released: the token was, before. until: the end of the hold, or of the one that is held. free_at: of a denial, by
--- limit, when expiries alone make room for slots; NULL: never, or not known.
+-- limit, when expiries alone make room for slots; NULL: never, or not known. Of tokens, when the first of their holds that have an end ends.
 CREATE TYPE ratelimit._held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
@@ -362,7 +362,7 @@ DECLARE
     until   timestamptz;
     free_at timestamptz[];
 BEGIN
-    IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
+    IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n BETWEEN 1 AND 1000 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
         AND n = pg_catalog.cardinality(units) AND n = pg_catalog.cardinality(shards) AND n = pg_catalog.cardinality(counts)
         AND (ttl IS NOT NULL OR own_token IS NULL) AND (ttl IS NULL OR isfinite(ttl) AND ttl >= '100 milliseconds' AND ttl <= '366 days')) IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
@@ -415,7 +415,12 @@ BEGIN
         RETURN ratelimit._as_known(state, until, at, own, names[1:taking], keys[1:taking]);
     END IF;
     FOR i IN 1..taking LOOP
-        free_at[i] := CASE WHEN units[i] = 'slots' THEN ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at) END;
+        IF units[i] = 'slots' THEN
+            free_at[i] := ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at);
+        ELSE
+            SELECT min(h.until) INTO until FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL;
+            free_at[i] := until;
+        END IF;
     END LOOP;
     RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::ratelimit._held;
 END
@@ -463,7 +468,7 @@ DECLARE
     total  double precision;
     x      double precision;   -- what comes back; below zero: what is charged
 BEGIN
-    IF (n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
+    IF (n BETWEEN 1 AND 1000 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
         AND n = pg_catalog.cardinality(used) AND '0' <= ALL (used) AND '1e15' >= ALL (used) AND release IS NOT NULL AND own IS NOT NULL) IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
            WHERE (p > taking OR ratelimit._valid(rates[p], periods[p], capacities[p], used[p], now)) IS NOT TRUE
