@@ -527,6 +527,23 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 			}
 			return nil
 		},
+		"what is left after a Consume": func(h holder, limit ratelimit.Limit, _ ratelimit.Request) error {
+			var errs []error
+			for key, db := range map[string]ratelimit.DB{"alone": h.db, "beside another": h.db, "coalesced": &ratelimit.Coalescer{Pool: h.db.(*pgxpool.Pool)}} {
+				r := limit.Key(key)
+				h.hold("job", time.Minute, r.Count(5))
+				h.clock.Advance(time.Minute)
+				asks := []ratelimit.Request{r, other.Key(key)}
+				if key != "beside another" {
+					asks = asks[:1]
+				}
+				result, err := h.limits.Consume(h.Context(), db, asks...)
+				if err != nil || !near(result.Requests[0].Remaining, 9) {
+					errs = append(errs, fmt.Errorf("%s: %v remain, %v", key, result.Requests[0].Remaining, err))
+				}
+			}
+			return errors.Join(errs...)
+		},
 		"Reserve": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
 			reserved, err := h.limits.Reserve(h.Context(), h.db, r)
 			return wants(reserved.Delay, time.Duration(0), err)

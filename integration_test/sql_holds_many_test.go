@@ -57,6 +57,9 @@ func TestHoldMany(t *testing.T) {
 		t.Error(d)
 	}
 	value(-4)
+	if got := scan[int](t, pool, "SELECT ratelimit.release_many('projects', 'globex', '{a}')"); got != 0 { // another's of that id
+		t.Errorf("%d were released", got)
+	}
 	released(2, "a d x")
 	released(0, "a d x")
 	value(-2)
