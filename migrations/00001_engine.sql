@@ -4641,19 +4641,20 @@ BEGIN
 END
 $body$;
 
--- What is known of an id over these limits: held, by somebody in time; settled, within a day; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
+-- What is known of an id over these limits: held, by somebody in time; settled, within a day; released: the token was; or taken: it may be. It is repeated if the call
+-- may be ('once', or 'endless': of holds without an end), and all of it is known. until: the latest end of the holds in time; infinity: one of them has none.
 CREATE FUNCTION ratelimit._known(
-    own text, own_token uuid, names text[], keys text[], at timestamptz,
-    OUT state text, OUT until timestamptz, OUT endless boolean
+    own text, own_token uuid, repeats text, names text[], keys text[], at timestamptz,
+    OUT state text, OUT until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    rank integer := 4;
-    rec  record;
+    rank    integer := 4;
+    endless boolean := repeats = 'endless';
+    rec     record;
 BEGIN
-    endless := true;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
         SELECT h.state, h.until, h.token, h.taken_at INTO rec FROM ratelimit.holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
@@ -4668,7 +4669,7 @@ BEGIN
             rank := least(rank, 3);
         END IF;
     END LOOP;
-    state := (ARRAY['released', 'held', 'settled', 'taken'])[rank];
+    state := CASE WHEN endless OR repeats = 'once' AND rank IN (2, 3) THEN 'repeated' ELSE (ARRAY['released', 'held', 'settled', 'taken'])[rank] END;
 END
 $body$;
 
@@ -4751,10 +4752,9 @@ BEGIN
     END LOOP;
     state := 'taken';
     IF pg_catalog.cardinality(met) > 0 THEN -- all rows of the id are locked by now
-        SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
-                      OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
-          INTO state, until
-          FROM ratelimit._known(own, own_token, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+        SELECT k.state, k.until INTO state, until
+          FROM ratelimit._known(own, own_token, CASE WHEN kind = 'once' THEN kind WHEN ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names) THEN 'endless' END,
+               ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
     IF state = 'taken' THEN
@@ -4845,6 +4845,7 @@ AS $body$
 DECLARE
     n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     once    CONSTANT boolean := own_token IS NULL AND ttl IS NOT NULL;
+    repeats CONSTANT text := CASE WHEN once THEN 'once' WHEN ttl IS NULL THEN 'endless' END;
     d       ratelimit._decisions;
     at      timestamptz;
     state   text;
@@ -4869,8 +4870,7 @@ BEGIN
     -- an id that is not there would conflict with the holds of other ids.
     IF current_setting('transaction_isolation') <> 'serializable' THEN
         at := coalesce(now, clock_timestamp());
-        SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM ratelimit._known(own, own_token, names, keys, at) AS k;
+        SELECT k.state, k.until INTO state, until FROM ratelimit._known(own, own_token, repeats, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
             RETURN ratelimit._as_known(state, until, at, own, names[1:taking], keys[1:taking]);
         END IF;
@@ -4897,8 +4897,7 @@ BEGIN
     IF state = 'taken' THEN
         RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::ratelimit._held;
     ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
-        SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM ratelimit._known(own, own_token, names, keys, at) AS k;
+        SELECT k.state, k.until INTO state, until FROM ratelimit._known(own, own_token, repeats, names, keys, at) AS k;
     END IF;
     IF state IN ('repeated', 'held', 'settled', 'released') THEN
         RETURN ratelimit._as_known(state, until, at, own, names[1:taking], keys[1:taking]);
@@ -7171,7 +7170,7 @@ DROP FUNCTION ratelimit._as_known(state text, until timestamptz, at timestamptz,
 DROP FUNCTION ratelimit._free_at(name text, key text, count double precision, floor double precision, at timestamptz);
 DROP FUNCTION ratelimit._claim(own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[], d ratelimit._decisions, at timestamptz, INOUT until timestamptz);
 DROP FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
-DROP FUNCTION ratelimit._known(own text, own_token uuid, names text[], keys text[], at timestamptz);
+DROP FUNCTION ratelimit._known(own text, own_token uuid, repeats text, names text[], keys text[], at timestamptz);
 DROP FUNCTION ratelimit._reclaim(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, now timestamptz, windows timestamptz[], most integer);
 DROP FUNCTION ratelimit._ends();
 DROP FUNCTION ratelimit._may(privilege text);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "26326c526b205bf79cea5792e30df7ea1f6d5ccbd46ef2ad472b189f1a09856a"
+const Hash = "dcf493f71ac41797a4ca80af064c23af959c11a7cfbfa383836e074e5f996273"

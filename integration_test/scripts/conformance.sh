@@ -15,17 +15,15 @@ if [ -n "${URL-}" ]; then
 fi
 
 go build -o "$work/withpostgres" ./internal/postgres/cmd/withpostgres
-failed=()
-on() { # NAME FILE... (EXCEPT: cases that are refused there)
-	local name=$1
+servers=()
+on() { # NAME FILE... (EXCEPT: cases that are refused there); two servers at a time, since cases wait
+	while (($(jobs -rp | wc -l) >= 2)); do sleep 0.2; done
+	servers+=("$1")
+	local at=$work/${#servers[@]}
 	shift
-	cat "$@" </dev/null >"$work/change.sql"
-	printf '\n== %s\n\n' "$name"
+	cat "$@" </dev/null >"$at.sql"
 	# shellcheck disable=SC2016,SC2086
-	"$work/withpostgres" -migrated -f "$work/change.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" -strict -except "${EXCEPT-}" -tool "$work/txlimit" ${ARGS--short} 2>"$work/progress" || {
-		failed+=("$name")
-		tail -n 5 "$work/progress" >&2
-	}
+	"$work/withpostgres" -migrated -f "$at.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" -strict -except "${EXCEPT-}" -tool "$work/txlimit" ${ARGS--short} >"$at.out" 2>"$at.progress" && touch "$at.passed" &
 }
 for table in ${TABLES-plain partitioned distributed}; do
 	case $table in
@@ -37,6 +35,14 @@ done
 for version in ${MATRIX-14 18}; do
 	bin=$(binaries "$version")
 	TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin on "PostgreSQL $version"
+done
+wait
+failed=()
+for i in "${!servers[@]}"; do
+	at=$work/$((i + 1))
+	printf '\n== %s\n\n' "${servers[i]}"
+	cat "$at.out"
+	[ -e "$at.passed" ] || { failed+=("${servers[i]}") && tail -n 5 "$at.progress" >&2; }
 done
 if ((${#failed[@]})); then
 	echo "something is wrong on: ${failed[*]}" >&2
