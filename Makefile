@@ -45,9 +45,9 @@ long-others:
 slowest: ## print which tests of make test took longest, in seconds (TARGET=long)
 	@$(MAKE) --no-print-directory $(or $(TARGET),test) ARGS=-v | sed -nE 's/^(FAIL.*)/\1/p; s/^--- ([A-Z]*: [^ ]*) \((.*)s\)$$/\2 \1/p' | sort -rn | head -n 40
 
-race: ## run the tests of every module with the race detector, and the random ones at twice the size (AREAS="tx coalescer": less)
-	run=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -race -run "$$run" ./integration_test $(if $(AREAS),,-whole)
-	$(TEST) -race -p 1 $(if $(AREAS),./internal/... ./internal/postgres/... ./ratelimit ./ratelimit/console ./ratelimit/httplimit ./ratelimit/ratelimittest ./ratelimit/usage ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
+race: ## run the tests of every module with the race detector, and the random ones at twice the size (AREAS="tx coalescer" ARGS=-short: less)
+	run=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -race $(ARGS) -run "$$run" ./integration_test $(if $(AREAS),,-whole)
+	$(TEST) -race $(ARGS) -p 1 $(if $(AREAS),./internal/... ./internal/postgres/... ./ratelimit ./ratelimit/console ./ratelimit/httplimit ./ratelimit/ratelimittest ./ratelimit/usage ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 	cd integration_test/orms && go test -count=1 -v -run . .
