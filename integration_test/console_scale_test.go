@@ -72,7 +72,7 @@ func TestNoPageOfTheConsoleScansALimit(t *testing.T) {
 	numbers := strings.NewReplacer("{rows}", fmt.Sprint(rows), "{limits}", fmt.Sprint(limits), "{minutes}", fmt.Sprint(minutes))
 	pool := newPool(t, 4)
 	for _, sql := range []string{
-		"ALTER TABLE ratelimit.limits SET (autovacuum_enabled = false)", // so that index-only scans are counted
+		withoutAutovacuum("ratelimit.limits"), // so that index-only scans are counted
 		`SELECT ratelimit.publish('api', (SELECT jsonb_agg(jsonb_build_object('name', 'limit ' || n, 'kind', 'token bucket', 'rate', 100, 'period', '1 hour')) FROM generate_series(1, {limits}) AS n))`,
 		// Half of all rows are of one limit.
 		`INSERT INTO ratelimit.limits SELECT 'limit ' || CASE WHEN n % 2 = 0 THEN 1 ELSE 1 + n / 2 % {limits} END, 'user-' || n, 0, 1, n % 100, now() - n % 1000 * interval '1 s' FROM generate_series(1, {rows}) AS n`,

@@ -66,10 +66,10 @@ func TestWhatPeopleSeeIsCommented(t *testing.T) {
 	const objects = `
 		SELECT p.proname AS object, obj_description(p.oid, 'pg_proc') AS comment FROM pg_proc AS p WHERE p.pronamespace = 'ratelimit'::regnamespace AND p.proname NOT LIKE '\_%'
 		UNION ALL
-		SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class AS c WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind IN ('r', 'v') AND c.relname NOT LIKE '%goose%'
+		SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class AS c WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind IN ('r', 'v') AND NOT c.relispartition AND c.relname NOT LIKE '%goose%'
 		UNION ALL
 		SELECT c.relname || '.' || a.attname, col_description(c.oid, a.attnum) FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
-		 WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind = 'r' AND c.relname NOT LIKE '%goose%' AND a.attnum > 0 AND NOT a.attisdropped`
+		 WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition AND c.relname NOT LIKE '%goose%' AND a.attnum > 0 AND NOT a.attisdropped`
 	pool := newPool(t, 1)
 	if bare := lines(t, pool, "SELECT object FROM ("+objects+") AS o WHERE coalesce(comment, '') = '' ORDER BY 1"); bare != "" {
 		t.Errorf("without a comment:\n%s", bare)

@@ -46,6 +46,16 @@ func serializable(t *testing.T, pool *pgxpool.Pool, d time.Duration, work func(c
 	return commits, failures
 }
 
+// withoutAutovacuum is SQL that keeps a table from being vacuumed and analyzed, or its partitions.
+func withoutAutovacuum(table string) string {
+	return `DO $$ DECLARE t regclass; BEGIN
+		FOR t IN SELECT c.oid FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
+		          WHERE c.relkind = 'r' AND '` + table + `'::regclass IN (c.oid, i.inhparent) LOOP
+			EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', t);
+		END LOOP;
+	END $$`
+}
+
 // fill inserts rows of other keys, and tells the planner how small the table is.
 func fill(t *testing.T, pool *pgxpool.Pool, rows int) {
 	t.Helper()
@@ -54,7 +64,7 @@ func fill(t *testing.T, pool *pgxpool.Pool, rows int) {
 		_, err = pool.Exec(t.Context(), `ANALYZE ratelimit.limits`)
 	}
 	if err == nil { // a later ANALYZE would plan everything again, for a larger table
-		_, err = pool.Exec(t.Context(), `ALTER TABLE ratelimit.limits SET (autovacuum_enabled = off)`)
+		_, err = pool.Exec(t.Context(), withoutAutovacuum("ratelimit.limits"))
 	}
 	if err != nil {
 		t.Fatal(err)

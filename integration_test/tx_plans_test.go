@@ -121,7 +121,7 @@ func TestEveryStatementReadsLittle(t *testing.T) {
 	tables := make([]string, 0, 7)
 	for table := range strings.FieldsSeq("ratelimit.limits ratelimit.holds ratelimit.definitions ratelimit.overrides ratelimit.usage ratelimit.denials ratelimit.sweeps") {
 		tables = append(tables, table)
-		exec("ALTER TABLE " + table + " SET (autovacuum_enabled = false)")
+		exec(withoutAutovacuum(table))
 	}
 	known := map[string]bool{}
 	for _, row := range grownReads {
