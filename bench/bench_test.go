@@ -297,11 +297,11 @@ func TestGrowth(t *testing.T) {
 
 // TestThePageOfGrowthHasAPlaceForTheTables writes into a copy of the page.
 func TestThePageOfGrowthHasAPlaceForTheTables(t *testing.T) {
-	page, err := os.ReadFile("../docs/growth.md")
+	page, err := os.ReadFile("GROWTH.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := filepath.Join(t.TempDir(), "growth.md")
+	name := filepath.Join(t.TempDir(), "GROWTH.md")
 	if err := os.WriteFile(name, page, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,7 @@
 //	go run ./bench -quick all    run every figure for a moment, or those named: it shows that they work, and measures nothing
 //	go run ./bench contenders    measure every contender
 //	go run ./bench refunds       simulate the use of a limit whose estimates are refunded; needs no server
-//	go run ./bench growth [PAGE] measure what a decision costs, and print the tables of docs/growth.md; or write them into a page, too
+//	go run ./bench growth [PAGE] measure what a decision costs, and print the tables of bench/GROWTH.md; or write them into that page
 //	go run ./bench all           measure everything, and write bench/RESULTS.md and bench/*.svg
 //
 // It starts a Postgres with fsync on, by internal/postgres, and a redis-server, which must be installed.

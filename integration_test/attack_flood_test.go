@@ -20,7 +20,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// fullFlood runs the floods of docs/faults.md, which take minutes: a million keys, and a hot key denied 100,000 times each
+// fullFlood runs the floods of docs/evidence.md, which take minutes: a million keys, and a hot key denied 100,000 times each
 // way.
 var fullFlood = flag.Bool("flood", false, "floods of full size")
 

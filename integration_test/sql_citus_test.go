@@ -304,7 +304,7 @@ func TestCitusCanReplaceAndGrantTheFunctions(t *testing.T) {
 	}
 }
 
-// TestTheRecountOnCitusReadsFirst runs that of docs/citus.md.
+// TestTheRecountOnCitusReadsFirst runs that of docs/distributed.md.
 func TestTheRecountOnCitusReadsFirst(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
@@ -312,7 +312,7 @@ func TestTheRecountOnCitusReadsFirst(t *testing.T) {
 		SELECT ratelimit.hold('renders', 'a', id => 'x', ttl => '1 hour'), ratelimit.hold('renders', 'o''b', id => 'y', ttl => '1 hour');
 		SELECT ratelimit.hold('renders', id => 'z', global => true, forever => true);
 		DELETE FROM ratelimit.limits`)
-	if out, err := runPsql(t, pool, docSQL(t, "docs/citus.md", "gexec")); err != nil {
+	if out, err := runPsql(t, pool, docSQL(t, "docs/distributed.md", "gexec")); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	if got := lines(t, pool, "SELECT key, value FROM ratelimit.limits ORDER BY 1"); got != `("",-1)`+"\n(a,-1)\n(o'b,-1)" {

@@ -10,7 +10,7 @@ import (
 )
 
 // The engine is SQL that plain Postgres runs as it reads, and Citus otherwise, or not at all. No server of this project shows it, so the
-// source is checked. docs/citus.md has what was seen there; the rules of Citus' planner are in its multi_router_planner.c.
+// source is checked. docs/distributed.md has what was seen there; the rules of Citus' planner are in its multi_router_planner.c.
 
 // engineFunction is a function of migrations/engine, without comments.
 type engineFunction struct {

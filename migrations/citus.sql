@@ -1,5 +1,5 @@
--- For Citus: checks each step of docs/citus.md, says what to do next where one is not as it should be, and makes the
--- functions suit the distributed tables. Run it on the coordinator, as the owner of the schema, after every migration
+-- For Citus: checks each step of docs/distributed.md, says what to do next where one is not as it should be, and makes
+-- the functions suit the distributed tables. Run it on the coordinator, as the owner of the schema, after every migration
 -- and after a node was added:
 --
 --   psql -v ON_ERROR_STOP=1 [-v schema=tenant_a] -f citus.sql
@@ -220,6 +220,6 @@ BEGIN
                 'Otherwise, as a superuser: '
                 'SELECT start_metadata_sync_to_all_nodes(). Then run this file again.', own);
     END IF;
-    RAISE NOTICE 'All workers have the % functions. Done. Next: make conformance URL=... (docs/citus.md).', wanted;
+    RAISE NOTICE 'All workers have the % functions. Done. Next: make conformance URL=... (docs/distributed.md).', wanted;
 END
 $$;

@@ -274,7 +274,7 @@ func (s *snapshots) standby(slot string) (name string, end func()) {
 	return name, func() { _ = conn.Conn().Close() }
 }
 
-// TestWhatAnOldSnapshotCosts prints what a grant costs after so many others, while a report holds its snapshot, for docs/growth.md.
+// TestWhatAnOldSnapshotCosts prints what a grant costs after so many others, while a report holds its snapshot, for docs/evidence.md.
 func TestWhatAnOldSnapshotCosts(t *testing.T) {
 	t.Parallel()
 	s := newSnapshots(t)

@@ -15,7 +15,7 @@ import (
 )
 
 // TestWhatACallWrites prints the transaction ids and the bytes of write-ahead log that a call on a pool takes, its commit included, for
-// docs/growth.md. The server is the test's own, and writes no full pages: those are of checkpoints, and not of calls.
+// docs/evidence.md. The server is the test's own, and writes no full pages: those are of checkpoints, and not of calls.
 func TestWhatACallWrites(t *testing.T) {
 	t.Parallel()
 	b := newServer(t, postgres.BreakableConfig{Settings: []string{"autovacuum=off", "full_page_writes=off", "checkpoint_timeout=1h"}})
