@@ -15,86 +15,86 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// Every error that this package returns matches one of these, or is the context's, the database's or the connection's,
-// wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
+// Every error that this package returns matches one of these, or is the context's, the database's or the
+// connection's, wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
-//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume, SendTx
-//	ErrHoldLost           the hold is, or may be, another's: During, Hold, Settle, Release (Hold of its token; Release by the id of a hold that has an end)
-//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
-//	                      ConsumeEach, Hold, Settle, Release, During (or its function has used what was not held), Once,
-//	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
-//	                      Limit, Validate, UnmarshalJSON
-//	ErrBadRequest         nothing was sent; it matches ErrInvalid, too: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund,
-//	                      Reset, Move, Pause, Resume, ConsumeEach, Hold, Settle, Release, During, Once,
+//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once,
+//	                      QueueConsume, SendTx
+//	ErrHoldLost           the hold is, or may be, another's: During, Hold (of its token), Settle,
+//	                      Release (by the id of a hold that has an end)
+//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move,
+//	                      Pause, Resume, ConsumeEach, Hold, Settle, Release, Once,
+//	                      During (or its function has used what was not held),
+//	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish,
+//	                      Open, Limit, Validate, UnmarshalJSON
+//	ErrBadRequest         nothing was sent; it matches ErrInvalid, too: Consume, Wait, Reserve, Take, Check, Balance,
+//	                      Charge, Refund, Reset, Move, Pause, Resume, ConsumeEach, Hold, Settle, Release, During, Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Pause, Resume, ConsumeEach, Hold, During,
-//	                      Once, Override, Block, Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
-//	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, During; Consume, Wait, Reserve, Take,
-//	                      Charge (on a Coalescer)
-//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, ConsumeEach,
-//	                      Hold, Settle, Release, During, Once, QueueConsume (outside a transaction)
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Pause, Resume,
+//	                      ConsumeEach, Hold, During, Once, Override, Block, Restore, Unblock, QueueConsume
+//	                      (on a closed Coalescer: Consume, Wait, Reserve, Take)
+//	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, During;
+//	                      Consume, Wait, Reserve, Take, Charge (on a Coalescer)
+//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; outside a transaction Consume, Wait, Reserve,
+//	                      Take, Charge, Refund, ConsumeEach, Hold, Settle, Release, During, Once, QueueConsume
 //	migrations.ErrBehind  nothing was written: Open
-//	any other             nothing was committed, except by Reset, Move, Pause, Resume, Override, Block, Restore, Unblock, Publish,
-//	                      Open, Close, Retry and During
+//	any other             nothing was committed, except by Reset, Move, Pause, Resume, Override, Block, Restore, Unblock,
+//	                      Publish, Open, Close, Retry and During
 //
-// After any other error of Reset, Move, Pause, Resume, Override, Block, Restore, Unblock, Publish and Open outside a transaction, the work may
-// have been done all the same: call them again. What Open may have done is to publish. After an error of [Limiter.Close], the last counts of usage may be lost.
-// [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
-// [Limiter.Sweep] works in several transactions: those before the error's were committed. After ErrHoldLost of Settle nothing was changed; after that of
-// [Limiter.During], the work may be done. During returns its function's error as it is.
+// After any other error of these outside a transaction, the work may have been done all the same: call them again.
+// After one of [Limiter.Close], the last counts of usage may be lost. [Limiter.Retry] returns the error of the
+// caller's own COMMIT as it is; its outcome may be unknown. [Limiter.Sweep] works in several transactions: those
+// before the error's were committed. [Limiter.During] returns its function's error as it is, and after ErrHoldLost
+// its work may be done.
 var (
-	// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
+	// ErrDenied is matched by every denial. The error is a [*DeniedError], which says when to retry.
 	ErrDenied = errors.New("ratelimit: denied")
 
-	// ErrInvalid is matched by the error for a limit, a request or an argument that is wrong in itself. Nothing was sent to the
-	// server.
+	// ErrInvalid is matched by the error for a limit, a request or an argument that is wrong in itself. Nothing was
+	// sent to the server.
 	ErrInvalid = errors.New("ratelimit: invalid")
 
-	// ErrBadRequest is matched by the error for a key, a count or the id of a hold or an event that is wrong in itself, such as an empty key: a
-	// client may have chosen it. It matches [ErrInvalid], too. Any other ErrInvalid is a mistake of the program. So a server answers 400 to
-	// ErrBadRequest, as packages httplimit and rpclimit do, and 500 to any other ErrInvalid. Nothing was sent.
+	// ErrBadRequest is matched by the error for a key, a count or an id that is wrong in itself, such as an empty
+	// key: a client may have chosen it. It matches [ErrInvalid], too. A server answers 400 to it, as packages
+	// httplimit and rpclimit do, and 500 to any other ErrInvalid, which is a mistake of the program.
 	ErrBadRequest = fmt.Errorf("%w request", ErrInvalid)
 
-	// ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
-	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Waiting does not help:
-	// what only an override with an end never grants is a denial.
-	// Nothing was sent to the server.
+	// ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when
+	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Nothing was
+	// sent. A count that only an override with an end cannot grant is a denial.
 	ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
-	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent.
-	// [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] never return it: they settle what was granted before. FailOpen of packages
-	// httplimit and rpclimit does not pass it.
+	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Charge, Refund, Settle
+	// and Release never return it: they settle what was granted before. FailOpen of packages httplimit and rpclimit
+	// does not pass it.
 	ErrClosed = errors.New("closed")
 
-	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
-	// transaction of its own, was sent. Then the connection broke or ctx ended, and no answer came.
+	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed: a COMMIT, or a call
+	// that is a transaction of its own, was sent, and no answer came. Tokens may be gone without a grant. A retry
+	// may consume twice, so this package never retries after it. To find out, look for a business row that the
+	// transaction would have stored.
 	//
-	// Tokens may be gone without a grant. A retry may consume twice and store business rows twice, so this package never
-	// retries after it. To find out, look for a business row that the transaction would have stored under a key chosen by the
-	// caller.
-	//
-	// On a transaction of the caller's, no verb returns it, since the caller's COMMIT decides. In doubt, a verb does: for
-	// example, on a *sql.Conn on which the caller has begun a transaction by hand.
-	//
-	// Two functions return it though the outcome is known, since a retry would be wrong: [Limiter.SendTx], if a function that
-	// reads the batch's results fails after COMMIT, and [Limiter.Wait], if ctx ends while it sleeps and the tokens cannot be
-	// given back.
+	// On a transaction of the caller's, no verb returns it, since the caller's COMMIT decides. In doubt, a verb
+	// does: for example, on a *sql.Conn with a transaction that was begun by hand. Two functions return it though
+	// the outcome is known, since a retry would be wrong: [Limiter.SendTx], if a function that reads the batch's
+	// results fails after COMMIT, and [Limiter.Wait], if ctx ends while it sleeps and the tokens cannot be given
+	// back.
 	ErrUnknownOutcome = errors.New("outcome unknown")
 
-	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: its slots were given back, and may be
-	// another's, or it was released. Nothing was changed. The result beside the error says which limits have lost it. Tokens that were given
-	// back or reset are lost a week later: until then, Settle charges what was used and not kept. It is no SQL error: return it, to roll the
-	// transaction back.
+	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: its slots were
+	// given back, and may be another's, or it was released. Nothing was changed; the result says which limits have
+	// lost it. (Tokens that were given back or reset are lost a week later: until then, Settle charges what was
+	// used.) It is no SQL error: return it, to roll back.
 	//
-	// It is also matched by the error of a [Limiter.Settle] or [Limiter.Release] that has the id of a hold with an end, and requests, in place of
-	// its Token; by that of a [Limiter.Hold] whose Token was released before it came, or of a Token whose hold has ended; and by the error of a [Limiter.During] whose hold was lost or could not be extended, and by the cause of its function's
-	// context then ([context.Cause]).
+	// It is also matched by the error of a Settle or a [Limiter.Release] that has only the id of a hold with an end;
+	// of a [Limiter.Hold] whose Token was released or has ended; and of a [Limiter.During] whose hold was lost or
+	// could not be extended, with the cause of its function's context then ([context.Cause]).
 	ErrHoldLost = errors.New("ratelimit: the hold was lost")
 
-	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
-	// before its context ended. Nothing was committed. The error states the number of attempts, and wraps the errors of the last
-	// attempt and of the context.
+	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its
+	// attempts, or before its context ended. Nothing was committed. The error states the number of attempts, and
+	// wraps the errors of the last one and of the context.
 	ErrAttemptsExhausted = errors.New("attempts ran out")
 )
 
@@ -122,9 +122,9 @@ func unknown(err error) error {
 	return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
 }
 
-// committedError is the error of a function that reads the results of a batch, after COMMIT. A retry would consume twice, so
-// it matches [ErrUnknownOutcome]. The function may have got its error from another call of this package. Then it does not match what
-// says that nothing was consumed, since this batch has consumed.
+// committedError is the error of a function that reads the results of a batch, after COMMIT. A retry would consume
+// twice, so it matches [ErrUnknownOutcome]. The function may have got its error from another call of this package.
+// Then it does not match what says that nothing was consumed, since this batch has consumed.
 type committedError struct{ beside }
 
 func (e committedError) Error() string {
@@ -138,8 +138,8 @@ func (e committedError) Is(target error) bool {
 // nothingDone are the sentinels of errors after which nothing was consumed or committed.
 var nothingDone = []error{ErrDenied, ErrInvalid, ErrBadRequest, ErrExceedsCapacity, ErrClosed, ErrHoldLost, ErrAttemptsExhausted, migrations.ErrBehind}
 
-// beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed. There is
-// no Unwrap: it would show every error inside.
+// beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was
+// consumed. There is no Unwrap: it would show every error inside.
 type beside struct{ error }
 
 func (e beside) Is(target error) bool {
@@ -175,20 +175,19 @@ func notCommitted(err error) bool {
 	}
 }
 
-// DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take],
-// [Limiter.Check], [Limiter.Hold], [Limiter.During] and [Limiter.Once]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
-// batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
+// DeniedError is the error of a denial: it matches [ErrDenied], and nothing was consumed. It is not a SQL error: the
+// transaction stays usable. (In a batch, by [Limiter.QueueConsume], it stands for a SQL error, and the transaction is
+// aborted.) As JSON, see [Result].
 //
-// A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
-// by [Limiter.Block] denies every token until its end ([ReasonBlock]). For both, nothing is sent to the server, not even for the
-// other limits of the call, and At is the time of [Limiter.Clock] or of this process. If waiting does not help, RetryAt is zero:
-// an HTTP server should answer 403, not 429. As JSON, see [Result].
+// A limit with a rate of 0 denies every token ([ReasonPlan]), a [Limiter.Block] until its end ([ReasonBlock]). For
+// both, nothing is sent, not even for the other limits of the call, and At is the time of [Limiter.Clock] or of this
+// process. If waiting does not help, RetryAt is zero: answer 403, not 429.
 type DeniedError struct {
 	// At is the instant of the decision: see [Result.At].
 	At time.Time
 
-	// RetryAt is when the same call would be granted, and RetryAfter the time from At to it: see [Result.RetryAt] and [Result.RetryAfter]. If
-	// waiting does not help, RetryAt is zero.
+	// RetryAt is when the same call would be granted, and RetryAfter the time from At to it: see [Result.RetryAt].
+	// If waiting does not help, RetryAt is zero.
 	RetryAt    time.Time
 	RetryAfter time.Duration
 
@@ -199,28 +198,28 @@ type DeniedError struct {
 	// Requests has the status of each request, in order. Those that caused the denial have OK false.
 	Requests []Status
 
-	// Reason is why the call was denied. If several limits denied it, it is the one that lasts longest: a plan, then a block.
+	// Reason is why the call was denied: of several, the one that lasts longest, a plan, then a block.
 	Reason Reason
 }
 
 // Reason is why a call was denied.
 type Reason string
 
-// The reasons of a denial. For a plan or a block, RetryAt is the first instant at which the key has a rate and no block, since
-// overrides have ended. It is zero if there is none. Whether the tokens are there then was not asked.
+// The reasons of a denial. For a plan or a block, RetryAt is the first instant at which the key has a rate and no
+// block, since overrides have ended. It is zero if there is none. Whether the tokens are there then was not asked.
 const (
 	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when, or is zero: see [Result.RetryAt]
 	ReasonPlan    Reason = "plan"    // the limit's rate is 0, or it has no slots
 	ReasonBlock   Reason = "block"   // a [Limiter.Block]
-	ReasonHeld    Reason = "held"    // of a [Limiter.Hold] or [Limiter.During]: its id is held, by another delivery of the work; RetryAt is when that hold ends, if it has an end
+	ReasonHeld    Reason = "held"    // of a Hold or During: its id is held, by another delivery; RetryAt is that hold's end
 	ReasonSettled Reason = "settled" // of a Hold: the work of its id was settled within a day; RetryAt is zero
 )
 
 // Unwrap returns [ErrDenied].
 func (e *DeniedError) Unwrap() error { return ErrDenied }
 
-// Error names every limit that denied, but no keys, since they may be personal data. Requests has the keys. The remaining
-// tokens are rounded down, the wait is rounded up.
+// Error names every limit that denied, but no keys, since they may be personal data. Requests has the keys. The
+// remaining tokens are rounded down, the wait is rounded up.
 func (e *DeniedError) Error() string {
 	switch {
 	case e.Reason == ReasonSettled:
@@ -271,8 +270,8 @@ func roundedUp(wait time.Duration) time.Duration {
 	return wait
 }
 
-// retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not, nor one that
-// leaves open whether something was committed, whatever else is joined to it.
+// retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not,
+// nor one that leaves open whether something was committed, whatever else is joined to it.
 func retryable(err error) bool {
 	state := sqlState(err)
 	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted) && !errors.Is(err, ErrUnknownOutcome)
@@ -321,8 +320,8 @@ func limiterClosed(v verb, requests []Request) error {
 // maxNamed bounds how many limits an error names.
 const maxNamed = 10
 
-// limitsOf names the limits of requests, as the beginning of an error's text. It leaves out invalid limits, whose names may be of
-// any length, and all keys, which may be personal data.
+// limitsOf names the limits of requests, as the beginning of an error's text. It leaves out invalid limits, whose
+// names may be of any length, and all keys, which may be personal data.
 func limitsOf(requests []Request) string {
 	var names []string
 	for i := range requests {

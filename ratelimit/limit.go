@@ -30,19 +30,16 @@ const (
 	kindSlots          = "slots"
 )
 
-// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Valid limits with the same name and
-// numbers are equal (==), however they were made, so a Limit may be the key of a map. One in a [Status] has the numbers in force: under an
-// override, it is not equal to its definition. Compare names there. Its rows are stored
-// under its name, and a name has one definition in a schema. A plan is a limit with a name of its own, such as "apiCalls.free"
-// and "apiCalls.pro". A key with numbers of its own, such as a customer's own quota, uses [Limit.With].
+// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Valid limits
+// of the same name and numbers are equal (==), so a Limit may be the key of a map. (One in a [Status] has the numbers
+// in force: compare names there.) A name has one definition in a schema: a plan has a name of its own, such as
+// "apiCalls.pro". A customer with numbers of its own uses [Limit.With].
 //
-// A change of a limit's numbers takes effect at the next call. Saved-up tokens are cut to the new capacity, and nothing is
-// added to the balance of the last use.
-//
-// During a deployment, two versions of the numbers may be in use. In any time span, they grant together at most the larger
-// capacity, the refill at the larger rate, and the larger maxReserved. Shards may differ too. If the kind differs, or the
-// period or [Start] of a fixed window, or the period, zone or anchor of a calendar window, each version refills by its own
-// clock. Then both refills add up until only one version is in use.
+// A change of a limit's numbers takes effect at the next call: saved-up tokens are cut to the new capacity, and
+// nothing is added. While two versions are in use, they grant together, in any time span, at most the larger
+// capacity, the refill at the larger rate, and the larger maxReserved. If kinds differ, or the period or [Start] of
+// fixed windows, or the period, zone or anchor of calendar windows, both refills add up until only one version is in
+// use.
 type Limit struct {
 	name        string
 	numbers     algebra.Limit
@@ -61,33 +58,29 @@ type Limit struct {
 	err         error          // the mistakes in the definition
 }
 
-// TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time span,
-// it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError]. A period is at
-// least 100 ms: "100 a second" is a rate of 100, a period of time.Second and, one by one, [Capacity] of 1.
-//
-// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
+// TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time
+// span, it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError].
+// A period is at least 100 ms: "100 a second" is a rate of 100, a period of time.Second and, one by one, a [Capacity]
+// of 1. A mistake is reported by [Limit.Validate] and by every call.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(Config{Kind: kindTokenBucket, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
-// FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window is one
-// period long, at least 100 ms. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
-// nothing: see [DeniedError].
+// FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window
+// is one period long, at least 100 ms. With the default capacity, it grants at most rate tokens in each window; with
+// a rate of 0, nothing: see [DeniedError].
 //
-// Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of the key alone, or of the name if the key
-// is empty. So the windows of different keys do not begin together, and those of one key do if their periods are the same.
-//
-// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
+// Windows lie on a grid through [Start]. Without it, the grid's offset is a hash of the key alone, or of the name if
+// the key is empty: the windows of different keys do not begin together, and those of one key do if their periods are
+// the same. A mistake is reported by [Limit.Validate] and by every call.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(Config{Kind: kindFixedWindow, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
-// Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
-// it: in a call for several limits, only the others are asked. Remaining is +Inf. What is
-// consumed or charged is not recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is
-// the time of [Limiter.Clock] or of this process.
-//
-// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
+// Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is
+// sent for it: in a call for several limits, only the others are asked. Remaining is +Inf, and nothing is recorded.
+// If nothing is sent for a call, [Result.At] is the time of [Limiter.Clock] or of this process. A mistake is reported
+// by [Limit.Validate] and by every call.
 func Unlimited(name string) Limit { return define(Config{Kind: kindUnlimited, Name: name}, nil) }
 
 func define(c Config, options []Option) Limit {
@@ -96,8 +89,9 @@ func define(c Config, options []Option) Limit {
 	return l
 }
 
-// Option sets an optional part of a limit's definition, or a number of [Limit.With] and [Limiter.Override]. Where an option means nothing, the
-// limit is [ErrInvalid], as with a nil one. The options are [Rate], [Capacity], [MaxReserved], [Start], [Shards], [Zone], [Anchor] and [Varies].
+// Option sets an optional part of a limit's definition, or a number of [Limit.With] and [Limiter.Override]: [Rate],
+// [Capacity], [MaxReserved], [Start], [Shards], [Zone], [Anchor] or [Varies]. Where an option means nothing, the
+// limit is [ErrInvalid], as with a nil one.
 type Option interface{ option() option }
 
 type option struct {
@@ -130,38 +124,39 @@ func (c *Config) set(options []Option, allowed []string) (mistakes []string) {
 	return mistakes
 }
 
-// Rate sets how many tokens are refilled in each period, for [Limit.With] and [Limiter.Override]. A definition has its rate as an argument.
+// Rate sets how many tokens are refilled in each period, for [Limit.With] and [Limiter.Override]. A definition has
+// its rate as an argument.
 func Rate(tokens float64) Option { return option{"Rate", func(c *Config) { c.Rate = &tokens }} }
 
-// Capacity sets how many tokens can be saved up. The default is the rate. With 0, nothing is saved up, and every request
-// must reserve.
+// Capacity sets how many tokens can be saved up. The default is the rate. With 0, nothing is saved up, and every
+// request must reserve.
 func Capacity(tokens float64) Option {
 	return option{"Capacity", func(c *Config) { c.Capacity = &tokens }}
 }
 
-// MaxReserved bounds how many tokens reservations ([Limiter.Reserve], [Limiter.Wait]) may owe at any time. The default is
-// no bound or, for a calendar window, the tokens of 100 windows, which is also the most. With 0, nothing can be reserved.
+// MaxReserved bounds how many tokens reservations ([Limiter.Reserve], [Limiter.Wait]) may owe at any time. The
+// default is no bound or, for a calendar window, the tokens of 100 windows, which is also the most. With 0, nothing
+// can be reserved.
 func MaxReserved(tokens float64) Option {
 	return option{"MaxReserved", func(c *Config) { c.MaxReserved = &tokens }}
 }
 
-// Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods. For
-// the other kinds, Start is a mistake. All processes need the same t: with time.Now(), each has windows of its own, and each grants all.
+// Start puts a fixed window's grid through an instant: windows begin at t plus or minus whole periods. For the other
+// kinds, Start is a mistake. All processes need the same t: with time.Now(), each has windows of its own, and each
+// grants all.
 func Start(t time.Time) Option { return option{"Start", func(c *Config) { c.Start = &t }} }
 
-// Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has 1/n
-// of the rate, the capacity and the tokens. The default is 1, the most is 100.
+// Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has
+// 1/n of the rate, the capacity and the tokens. The default is 1, the most is 100.
 //
-// A request takes from one shard. In READ COMMITTED, it is the better of two picked at random (the power of two choices).
-// At higher levels, it is one picked at random, since reading a second one could conflict. With [Hot], it is the shard that
-// was chosen when queueing.
-//
-// If that shard is short, all shards are added up and, if together they have enough, locked and charged. The rest is spread
-// evenly. A full shard does not refill, so a sharded limit never grants more than an unsharded one, and sometimes a little
-// less. The sum is rounded, which alone denies nothing: see docs/concepts.md, Decimals.
+// A request takes from one shard: in READ COMMITTED the better of two picked at random, at higher levels one picked
+// at random (a second read could conflict), with [Hot] the one chosen when queueing. If that shard is short, all
+// shards are added up and, if together they have enough, locked and charged; the rest is spread evenly. A full shard
+// does not refill, so a sharded limit never grants more than an unsharded one, and sometimes a little less.
 func Shards(n int) Option { return option{"Shards", func(c *Config) { c.Shards = n }} }
 
-// Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.
+// Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns
+// nil.
 func (l Limit) Validate() error {
 	if l.err == nil && l.name == "" {
 		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow, Slots, Unlimited or Config.Limit", ErrInvalid)
@@ -213,12 +208,12 @@ func (l Limit) reservable() string {
 // Name is the name under which the limit's rows are stored.
 func (l Limit) Name() string { return l.name }
 
-// Capacity is how many tokens can be saved up: +Inf for an [Unlimited] one. Of [Slots], it is how many there are. It is NaN
-// for a limit that the Limiter does not know: see [Limiter.Settle].
+// Capacity is how many tokens can be saved up: +Inf for an [Unlimited] limit, how many there are of [Slots], and NaN
+// for a limit that the Limiter does not know ([Limiter.Settle]).
 func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 
-// Config is the limit as data, with defaults filled in. MaxReserved and Start stay nil if they are unset. An [Unlimited] limit has
-// only a name and a kind. Of a limit made by [Limit.With], it has the numbers of the key.
+// Config is the limit as data, with defaults filled in. MaxReserved and Start stay nil if they are unset. An
+// [Unlimited] limit has only a name and a kind, and one of [Limit.With] the numbers of the key.
 func (l Limit) Config() Config {
 	if l.unlimited() {
 		return Config{Kind: kindUnlimited, Name: l.name}
@@ -272,8 +267,8 @@ func countable(tokens float64) bool {
 	return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens
 }
 
-// checkText refuses empty text, and text that Postgres would refuse: invalid UTF-8, NUL bytes, and entries too long for an
-// index. The error does not quote the text: a key may be personal data, and errors are logged.
+// checkText refuses empty text, and text that Postgres would refuse: invalid UTF-8, NUL bytes, and entries too long
+// for an index. The error does not quote the text: a key may be personal data, and errors are logged.
 func checkText(what, s string, maxLen int) error {
 	switch {
 	case s == "":

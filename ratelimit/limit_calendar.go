@@ -21,38 +21,31 @@ const (
 	Year    Unit = "year"
 )
 
-// CalendarWindow defines a limit that refills by rate tokens at the start of each day, week, month, quarter or year, up to
-// its capacity. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
-// nothing: see [DeniedError].
+// CalendarWindow defines a limit that refills by rate tokens at the start of each day, week, month, quarter or year,
+// up to its capacity. With the default capacity, it grants at most rate tokens in each window; with a rate of 0,
+// nothing: see [DeniedError]. Reservations may owe at most the tokens of 100 windows, or [MaxReserved] if that is
+// less. A mistake is reported by [Limit.Validate] and by every call.
 //
-// A window begins at midnight in the zone of [Zone], which is UTC by default. Weeks begin on Mondays, and the other units on
-// their first day. [Anchor] sets another day or time of day. Where a zone skips that time, or has it twice, the window begins at
-// the later of the two instants that it could mean, as in Postgres.
+// A window begins at midnight in the [Zone], on Mondays or on the first day of the other units, or by [Anchor]. Where
+// a zone skips that time, or has it twice, it is the later instant, as in Postgres. Zone and anchor may differ from
+// key to key; keep them the same for one.
 //
-// The zone and the anchor may differ from key to key: for example, each customer's month begins on the day of its contract.
-// Keep them the same for one key. With another zone or anchor, the windows that begin by the new one refill as well.
-//
-// Reservations may owe at most the tokens of 100 windows, or [MaxReserved] if that is less.
-//
-// The zone files of Go decide for calls of this package, and those of Postgres for calls of the SQL functions. The clock of
-// the database decides, as for all limits, as long as the clock of the process is less than a window away. If it is further
-// away, too much is denied, and never too much granted. A denial's RetryAt may then be the end of the year 9999.
-//
-// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
+// The zone files of Go decide, or those of Postgres for the SQL functions. The clock of the database decides as long
+// as the process's is less than a window away; if it is further away, too much is denied, and RetryAt may be the end
+// of the year 9999.
 func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Limit {
 	return define(Config{Kind: kindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
 }
 
-// Zone sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "",
-// is UTC. Names without a slash mean other zones in Postgres. If Go cannot load the zone, the definition is [ErrInvalid]: on
-// a machine without zone files, import time/tzdata.
+// Zone sets the time zone of a calendar window: "UTC", the default, or a name with a slash, such as "Europe/Berlin".
+// (Names without a slash mean other zones in Postgres.) If Go cannot load it, the definition is [ErrInvalid]: without
+// zone files, import time/tzdata.
 func Zone(zone string) Option { return option{"Zone", func(c *Config) { c.Zone = zone }} }
 
-// Anchor sets when one of a calendar's windows begins: a date, as "2006-01-02", or a date and a time of day, as
-// "2006-01-02 15:04" or "2006-01-02 15:04:05". It is local time in the zone of [Zone]. It sets the day of the week, of the month,
-// of the quarter or of the year on which the others begin, and the time of day. In a month with fewer days, that is the last
-// day: with "2026-01-31 15:00", months begin on 31 January, 28 February and 31 March, at 15:00. The default, and "", is
-// "2001-01-01", a Monday. Years before 1 or after 9999, fractions of a second and a zone in the text are mistakes.
+// Anchor sets when one of a calendar's windows begins: "2006-01-02", "2006-01-02 15:04" or "2006-01-02 15:04:05", in
+// the local time of the [Zone]. The others begin on the same day of the week, month, quarter or year, at that time.
+// In a month with fewer days, that is the last: with "2026-01-31 15:00", months begin on 31 January, 28 February and
+// 31 March, at 15:00. The default, and "", is "2001-01-01", a Monday. The year is 1 to 9999.
 func Anchor(local string) Option { return option{"Anchor", func(c *Config) { c.Anchor = local }} }
 
 const (
@@ -93,8 +86,8 @@ type listKey struct {
 	back, ahead int
 }
 
-// maxLists bounds how many lists are kept. When there are more, all are forgotten, and made again where they are needed.
-// One takes some microseconds.
+// maxLists bounds how many lists are kept. When there are more, all are forgotten, and made again where they are
+// needed. One takes some microseconds.
 const maxLists = 20_000
 
 var lists struct {

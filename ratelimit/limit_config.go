@@ -12,8 +12,8 @@ import (
 	"github.com/txlimit/txlimit/internal/calendar"
 )
 
-// Config is the definition of a limit as data, for configuration files; [Config.Limit] makes the limit. In Rate, Capacity and MaxReserved,
-// nil means unset, which is not the same as 0.
+// Config is the definition of a limit as data, for configuration files; [Config.Limit] makes the limit. In Rate,
+// Capacity and MaxReserved, nil means unset, which is not the same as 0.
 //
 //	{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}
 //	{"name": "apiCalls.pro", "kind": "calendar window", "rate": 10000, "period": "1 month", "zone": "Europe/Berlin"}
@@ -32,23 +32,23 @@ type Config struct {
 	Varies      string     `json:"varies,omitempty"`      // a duration: see Varies; "": no key has numbers of its own
 }
 
-// Limit makes the limit. It returns an error that matches [ErrInvalid], and names every mistake, unless all of
-// this holds:
+// Limit makes the limit. It returns an error that matches [ErrInvalid], and names every mistake, unless all of this
+// holds:
 //
 //   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
-//   - The kind is "token bucket", "fixed window", "calendar window", "slots", which go with a name, a capacity and varies "0s"
-//     alone, or "unlimited", which goes with a name alone.
-//   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0: the limit grants
-//     nothing, by policy (see [DeniedError]).
-//   - The period of a token bucket or fixed window is a duration: "500ms", "1m", "1h30m", "1d", "1w" and so on. A day is 24
-//     hours, and a week is 7 days. It is a whole number of microseconds, and at least 100 ms. For 100 a second one by one,
-//     the rate is 100, the period "1s" and the capacity 1.
-//   - The period of a calendar window is "1 day", "1 week", "1 month", "1 quarter" or "1 year". Its zone and its anchor are
-//     what [Zone] and [Anchor] accept.
+//   - The kind is one of [Config]. "slots" go with a name, a capacity and varies "0s" alone, and "unlimited" with a
+//     name.
+//   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0: the limit
+//     grants nothing, by policy (see [DeniedError]).
+//   - The period of a token bucket or fixed window is a duration: "500ms", "1m", "1h30m", "1d" (24 hours), "1w". It is
+//     a whole number of microseconds, and at least 100 ms. For 100 a second one by one, the rate is 100, the period
+//     "1s" and the capacity 1.
+//   - The period of a calendar window is "1 day", "1 week", "1 month", "1 quarter" or "1 year", with a [Zone] and an
+//     [Anchor].
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
 //   - Start is between the years 1 and 9999, and is only set for a fixed window.
 //   - 0 <= shards <= 100; 0 means 1.
-//   - Varies is a duration, written as the period of a token bucket is. The limit's numbers fill a row from 0 within it.
+//   - Varies is a duration. The limit's numbers fill a row from 0 within it.
 func (c Config) Limit() (Limit, error) { return c.limit(nil) }
 
 // limit is Limit, with what else is wrong in the definition.
@@ -131,7 +131,8 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 	return mistakes
 }
 
-// setVaries sets within which time the numbers of any key fill a row, and returns what is wrong in it. valid: the numbers are.
+// setVaries sets within which time the numbers of any key fill a row, and returns what is wrong in it. valid: the
+// numbers are.
 func (l *Limit) setVaries(c Config, valid bool) (mistakes []string) {
 	if c.Varies == "" {
 		return nil

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// UnmarshalJSON implements [json.Unmarshaler]. It also reads what the SQL function ratelimit.publish does: max_reserved for maxReserved, and
-// intervals such as "1 minute", "7 days" and "3 months". An unknown field, a field that is there twice and a value of the wrong type are
-// errors that match [ErrInvalid] and name the limit and the field. [Config.Limit] checks the values.
+// UnmarshalJSON implements [json.Unmarshaler]. It also reads what ratelimit.publish does: max_reserved, and intervals
+// such as "7 days". An unknown field, one that is there twice and a value of the wrong type match [ErrInvalid], and
+// name the limit and the field. [Config.Limit] checks the values.
 func (c *Config) UnmarshalJSON(text []byte) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
@@ -82,9 +82,10 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(l.Config())
 }
 
-// UnmarshalJSON implements [json.Unmarshaler]: it reads a [Config] and makes its limit, as [Config.Limit] does, or returns the error of either.
-// What [Limit.MarshalJSON] has written of a valid definition is that definition again. A limit by [Limit.With] becomes a definition with its
-// numbers. A name alone, as of an invalid limit, is an error. After an error, the limit is as it was.
+// UnmarshalJSON implements [json.Unmarshaler]: it reads a [Config] and makes its limit, as [Config.Limit] does, or
+// returns the error of either. What [Limit.MarshalJSON] has written of a valid definition is that definition again. A
+// limit by [Limit.With] becomes a definition with its numbers. A name alone, as of an invalid limit, is an error.
+// After an error, the limit is as it was.
 func (l *Limit) UnmarshalJSON(text []byte) error {
 	var c Config
 	if err := c.UnmarshalJSON(text); err != nil {

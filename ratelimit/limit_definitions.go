@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// definitions remembers the definition that a [Limiter] was first asked for under each name. A second one is refused: both would
-// grant, or cut what the other has saved up. The zero value is ready.
+// definitions remembers the definition that a [Limiter] was first asked for under each name. A second one is refused:
+// both would grant, or cut what the other has saved up. The zero value is ready.
 type definitions struct {
 	byName atomic.Pointer[map[string]*Limit] // replaced as a whole, never changed
 	mu     sync.Mutex                        // held while byName is replaced

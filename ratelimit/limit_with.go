@@ -8,14 +8,13 @@ import (
 	"github.com/txlimit/txlimit/internal/calendar"
 )
 
-// Varies says that some keys of the limit have numbers of their own: see [Limit.With]. Within idle, any of these numbers fills a
-// row from 0: a token bucket of capacity 100 and rate 10 per minute needs ten minutes. A window needs as many windows as the
-// capacity is rates, rounded up, each counted as the longest: 48 hours for a day of the calendar, 8 days for a week, 32 days for a
-// month, 93 days for a quarter, 367 days for a year.
+// Varies says that some keys have numbers of their own: see [Limit.With]. Within idle, any of these numbers fills a
+// row from 0: a token bucket of capacity 100 and rate 10 per minute needs ten minutes. A window needs as many windows
+// as the capacity is rates, rounded up, each counted as the longest: 48 hours for a day of the calendar, 8 days for a
+// week, 32 for a month, 93 for a quarter, 367 for a year.
 //
-// Without Varies, [Limiter.Sweep] deletes a row once the limit's numbers have filled it. With Varies, it deletes a row that was
-// not used within idle. Until the row is used, it also stays if it is in debt, or while its key has an override. The tool, the page
-// and SQL do not know the numbers of the keys.
+// With Varies, [Limiter.Sweep] deletes a row that was not used within idle, and is not in debt nor has an override.
+// The tool, the page and SQL do not know the numbers of the keys.
 func Varies(idle time.Duration) Option {
 	return option{"Varies", func(c *Config) { c.Varies = calendar.PeriodText(idle) }}
 }
@@ -25,22 +24,14 @@ func Varies(idle time.Duration) Option {
 //	limit := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
 //	result, err := limiter.Consume(ctx, tx, limit.Key(customer))
 //
-// What was taken by other numbers stays missing, so a customer who has used 900 of 1,000 has 100 of 2,000 left, and Balance says 1,900 used. Where that
-// is wrong, make the quota a part of the key, and [Limiter.Move] what was used (docs/plans.md).
+// The options are [Rate], [Capacity], [Zone] and [Anchor]; the rest stays as in the limit that With is called on, and
+// a capacity that is the rate follows the rate. What was taken by other numbers stays missing. With a rate of 0, the
+// key is denied everything, and nothing is charged, refunded, reset or moved. The definition must say [Varies], and
+// the numbers must fill a row within that time, or the limit is [ErrInvalid]. [Limiter.Publish] and [Limiter.Sweep]
+// take the definition.
 //
-// The options are [Rate], [Capacity], [Zone] and [Anchor]. What they do not name stays as in the limit that With is called on. A
-// capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, and until it has a rate again, nothing is
-// charged, refunded, reset or moved for it.
-//
-// The definition must say [Varies], and the numbers must fill a row within that time. Otherwise, and with another option, the limit
-// is [ErrInvalid]: [Limit.Validate] and every call that uses it say so.
-//
-// The limit remembers its definition. [Limiter.Publish] and [Limiter.Sweep] take the definition, which stands for all keys.
-//
-// If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the transaction that consumes, in READ COMMITTED.
-// After a plain read, a call may use old numbers, and cut the key's balance to an old capacity. FOR SHARE prevents that, too, but
-// while calls come one after another, a change of the row may wait without end. Above READ COMMITTED, whoever has waited for the row
-// runs again (SQLSTATE 40001).
+// If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the READ COMMITTED transaction that
+// consumes. After a plain read, a call may cut the key's balance to an old capacity: see docs/plans.md.
 func (l Limit) With(options ...Option) Limit {
 	if l.Validate() != nil {
 		return l
@@ -80,8 +71,8 @@ func (l Limit) With(options ...Option) Limit {
 	return own
 }
 
-// handle stands for the limit that With or an override made another one from. So limits stay small, and equal limits have equal
-// handles.
+// handle stands for the limit that With or an override made another one from. So limits stay small, and equal limits
+// have equal handles.
 type handle unique.Handle[Limit]
 
 // definition is the limit as it was defined, without what With or an override changed.

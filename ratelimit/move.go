@@ -9,8 +9,9 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Move counts what is used of one limit against another. Call it when a customer gets another plan, whose limit has a name of
-// its own, in the transaction that books the plan:
+// Move counts what is used of one limit against another, for a customer who gets a plan with another name. Call it in
+// the transaction that books the plan: both keys are locked until it ends. From stays as it is, and to never gets a
+// token, so a move may be repeated.
 //
 //	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 //		if _, err := tx.Exec(ctx, "UPDATE customers SET plan = 'pro' WHERE id = $1", id); err != nil {
@@ -19,29 +20,19 @@ import (
 //		return limits.Move(ctx, tx, free.Key(id), pro.Key(id))
 //	})
 //
-// A customer who has used 80 of 100 has 920 of 1,000 left after the upgrade, and 0 of 50 after a downgrade. In full: the balance of
-// to becomes capacity of to - used of from, at least 0, but never more than it is. Used of from is its capacity - its balance, and so
-// includes debts of charges and reservations. What is more than to can hold is forgotten, unless to has [MaxReserved]: then its
-// balance may become as low as -maxReserved.
+// Who has used 80 of 100 has 920 of 1,000 left after the upgrade, and 0 of 50 after a downgrade. The balance of to
+// becomes capacity of to - used of from, at least 0 (or -maxReserved, with [MaxReserved]), and never more than it is.
+// Used of from is its capacity - its balance, with debts. What to cannot hold is forgotten. Receipts stay with from.
 //
-// From stays as it is, and to never gets a token. So moves there and back grant nothing extra, and a move may be repeated. Moves over a
-// smaller limit to a third one do: what the smaller one cannot hold is forgotten. A request
-// that has read the old plan before the move, and consumes after it, takes what the old limit has left. These are at most the
-// tokens that the old limit refills; the new limit does not count them. Receipts stay with from: a later [Limiter.Refund] gives
-// tokens back to it, and none to to.
+// Both limits are buckets, or they refill at the same instants for these keys: fixed windows of one period that begin
+// together (without [Start], those of one key do), or calendar windows of one unit, zone and anchor. Anything else is
+// [ErrInvalid], and so are the same name and key twice and a [Request.Count]. If one limit is [Unlimited] or has a
+// rate of 0, nothing is sent. Numbers of a [Limiter.Override] count; blocks and overrides that lift a limit are
+// ignored.
 //
-// Both limits are buckets, of any rate and period, or they refill at the same instants for these keys: fixed windows of one
-// period that begin together, or calendar windows of one unit, zone and anchor. (Without [Start], the windows of one key begin
-// together under all names.) Anything else is [ErrInvalid], and so are the same name and key twice and a [Request.Count]. An
-// [Unlimited] limit goes with all others. If one of the two is unlimited or has a rate of 0, nothing is used or nothing counts:
-// nothing is sent.
-//
-// Numbers that a [Limiter.Override] sets count as the limits' own. Blocks and overrides that lift a limit are ignored: the limits are moved
-// as if there were none, so that they are right when these end.
-//
-// In a transaction, both keys are locked until it ends. Above READ COMMITTED, a use of either that the transaction's
-// snapshot lacks is 40001, also the first one: [Limiter.InTx] and [Limiter.Retry] run the transaction again. Outside a
-// transaction, after an error, the move may have been made all the same: call it again.
+// Above READ COMMITTED, a use of either that the transaction's snapshot lacks is 40001. Outside a transaction, after
+// an error, the move may have been made all the same: call it again. docs/plans.md has more, also of requests that
+// have read the old plan.
 func (l *Limiter) Move(ctx context.Context, db DB, from, to Request) error {
 	_, err := l.do(ctx, db, verbMove, about{}, []Request{from, to})
 	return err
@@ -63,8 +54,8 @@ func (c *call) validateMove() error {
 	return nil
 }
 
-// refillsWith reports whether a move between two limits and keys can count at all: used tokens come back at the same instants, or
-// continuously.
+// refillsWith reports whether a move between two limits and keys can count at all: used tokens come back at the same
+// instants, or continuously.
 func (r *Request) refillsWith(other *Request) bool {
 	a, b := r.limit.forKey(r.key), other.limit.forKey(other.key)
 	switch {

@@ -20,46 +20,48 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// Options say what [Open] does. The zero value of each field is what most programs want, but Program and Limits are required.
+// Options say what [Open] does. The zero value of each field is what most programs want, but Program and Limits are
+// required.
 type Options struct {
-	// Program is the name under which the limits are published, 1 to 255 bytes. All processes of a program have the same.
-	// Required, unless NoPublish.
+	// Program is the name under which all processes of a program publish their limits, 1 to 255 bytes. Required,
+	// unless NoPublish.
 	Program string
 
-	// Limits are all limits of the program, each name once. Required, unless NoPublish and NoSweep. The Limiter refuses every
-	// call for a limit that is not in the list ([ErrInvalid]): nobody would publish or sweep it. Without a list, it takes any.
+	// Limits are all limits of the program, each name once. Required, unless NoPublish and NoSweep. A call for
+	// another limit is [ErrInvalid]: nobody would publish or sweep it. Without a list, the Limiter takes any.
 	Limits []Limit
 
-	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool. Open flushes it once, to see that it may
-	// write. nil: nothing is recorded. One Recorder is for one Schema.
+	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool, for one Schema. Open flushes
+	// it once, to see that it may write. nil: nothing is recorded.
 	//
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
 	Usage UsageRecorder
 
-	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, which is the default, for 0. If it were longer, tokens
-	// that are added to an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all
-	// overrides in force, or less often if that takes longer than 0.6 s.
+	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, the default for 0. (If it were
+	// longer, tokens that are added to an override could be lost.) A poll is one statement, which reads what has
+	// changed. Once a minute, or less often if that takes longer than 0.6 s, it reads all overrides in force.
 	OverridesEvery time.Duration
 
-	// OverridesListen also keeps one connection of the pool, which must be a *pgxpool.Pool of two or more, to be told of changes at
-	// once (LISTEN). It does not work through PgBouncer in transaction mode. Every role can notify: of what tells of no change, only
-	// the first few cause a poll, and then one for each OverridesEvery.
+	// OverridesListen also keeps one connection of the pool, a *pgxpool.Pool of two or more, to be told of changes
+	// at once (LISTEN). It does not work through PgBouncer in transaction mode. Of notifications that tell of no
+	// change, few cause a poll.
 	OverridesListen bool
 
-	// Schema, Clock, Observer and OnRetry are those of [Limiter]. The Usage takes the schema, too. Observer is called before Usage.
+	// Schema, Clock, Observer and OnRetry are those of [Limiter]. Usage takes the schema, too. Observer is called
+	// before Usage.
 	Schema   string
 	Clock    func() time.Time
 	Observer func(ctx context.Context, d Decision)
 	OnRetry  func(ctx context.Context, attempt int, err error)
 
-	// OnError is told what goes wrong in the background, of each row of overrides that cannot be used and is passed over, of a schema that differs from the library's
-	// ([migrations.Schema.Differs]), and of other numbers that are published. The error names the part.
-	// It is called by several goroutines. nil: slog.Default() logs it; of the polls of overrides, one a minute. What goes
-	// wrong with the usage is told to OnError of the Recorder.
+	// OnError is told what goes wrong in the background, of rows of overrides that are passed over, of a schema that
+	// differs ([migrations.Schema.Differs]), and of other numbers that are published. The error names the part. It
+	// is called by several goroutines. nil: slog.Default() logs it, of the polls one a minute. Errors of Usage go to
+	// the Recorder's.
 	OnError func(err error)
 
-	// SweepEvery is the time from one sweep to the next, more or less. The first comes within it. 0: 10 minutes. Less than 1 ms
-	// is [ErrInvalid].
+	// SweepEvery is about the time from one sweep to the next; the first comes within it. 0: 10 minutes. Less than 1
+	// ms is [ErrInvalid].
 	SweepEvery time.Duration
 
 	// Each switches a part off. docs/start-and-stop.md says when, and which rights each part needs.
@@ -106,31 +108,24 @@ const (
 //		_ = limits.Close(ctx)
 //	}()
 //
-// It does the following, in this order. If a part fails, Open returns an error that names the part, and nothing runs:
+// It does the following, in this order. If a part fails, the error names it and says what to grant (SQLSTATE 42501)
+// or to switch off (25006, on a standby), and nothing runs:
 //
 //  1. It checks the options ([ErrInvalid]), before anything is sent.
 //  2. It checks the schema: [migrations.ErrBehind] if it is older than the library needs.
-//  3. It loads the overrides ([Limiter.Override]), so that they hold from the first call on. The role needs SELECT on ratelimit.overrides.
-//  4. It checks that it may sweep, and write the usage. With the rights to sweep, it asks for INSERT, which no sweep needs but a
-//     call for a new key does.
-//  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
-//     version of this program runs, OnError is told. Where both would grant, Open fails: see [Limiter.Publish].
+//  3. It loads the overrides ([Limiter.Override]), so that they hold from the first call on.
+//  4. It checks that it may sweep, and write the usage. To sweep, it asks for INSERT, which a call for a new key
+//     needs.
+//  5. It publishes the limits ([Limiter.Publish]). An unchanged list takes no lock.
 //
-// Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
-// sweeps the limits ([Limiter.Sweep]) and writes the usage. Of all programs on a schema, one sweeps a limit in the time between two
-// sweeps: ratelimit.sweeps has when. If another session keeps its row there locked three times in a row, OnError is told
-// so. ctx bounds Open alone, not what runs in the background.
+// In the background, until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
+// sweeps ([Limiter.Sweep]) and writes the usage. Programs on a schema take turns to sweep a limit. ctx bounds Open
+// alone. With NoBackground, the overrides are those of Open, until the next Override, Block, Restore or Unblock of
+// this Limiter.
 //
-// With NoBackground, a pool of one connection is enough. The overrides are those of Open. Later ones, of this process and of others, hold from
-// the next Override, Block, Restore or Unblock of this Limiter on: when it returns on a pool, or when the InTx or InSQLTx around it returns.
-// A script that only blocks has no Limits, and sets NoPublish, NoSweep and NoBackground.
-//
-// Where the role lacks a right (SQLSTATE 42501), or the server is a standby (25006), the error says what to grant or to switch off.
-//
-// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. A connection or a transaction is
-// [ErrInvalid]. A DB of package ratelimittest is a pool, too: there, nothing is checked, swept or published.
-//
-// A program with several servers opens one Limiter for each: the overrides of a Limiter are those of db, and hold for its calls on any handle.
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. A connection or a
+// transaction is [ErrInvalid]. On a DB of package ratelimittest, nothing is checked, swept or published. With several
+// servers, open one Limiter for each.
 func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	o := options
 	pool, err := o.check(db)
@@ -171,7 +166,8 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	return l, nil
 }
 
-// record writes the usage until ctx ends, and then for the last time. With a context that has ended, Run writes it at once.
+// record writes the usage until ctx ends, and then for the last time. With a context that has ended, Run writes it at
+// once.
 func (f *life) record(ctx context.Context, o *Options) error {
 	if o.NoBackground {
 		<-ctx.Done()
@@ -290,7 +286,8 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	return nil
 }
 
-// publish publishes the list, or says that this process still uses it. It tells what is not as published, unless that was told before.
+// publish publishes the list, or says that this process still uses it. It tells what is not as published, unless that
+// was told before.
 func (o *Options) publish(ctx context.Context, db DB, l *Limiter) error {
 	row, err := l.publish(ctx, db, o.Program, pgtype.Bool{Bool: !o.NoBackground, Valid: true}, o.Limits)
 	if err != nil {
@@ -312,7 +309,8 @@ func (o *Options) publish(ctx context.Context, db DB, l *Limiter) error {
 	return nil
 }
 
-// keepPublished says every minute, until ctx ends, that this process uses its list. One that has not for five minutes is taken for dead.
+// keepPublished says every minute, until ctx ends, that this process uses its list. One that has not for five minutes
+// is taken for dead.
 func (o *Options) keepPublished(ctx context.Context, db DB, l *Limiter) {
 	for {
 		select {
@@ -394,7 +392,8 @@ func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Opt
 	}
 }
 
-// sweepTurns are those of one process among all programs: a limit is swept once in the time between two sweeps, whoever does it.
+// sweepTurns are those of one process among all programs: a limit is swept once in the time between two sweeps,
+// whoever does it.
 type sweepTurns struct {
 	inTx   inReadCommitted
 	schema string
@@ -409,7 +408,8 @@ var (
 		"SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 )
 
-// run runs a step of the pass over a limit, in a transaction. A pass that has begun waits for its row, or none would ever end, but not for long.
+// run runs a step of the pass over a limit, in a transaction. A pass that has begun waits for its row, or none would
+// ever end, but not for long.
 func (t *sweepTurns) run(ctx context.Context, name, step string, fn func(ctx context.Context, tx DB) error) error {
 	for range sweepPauses {
 		var at time.Time

@@ -27,8 +27,9 @@ import (
 	"github.com/txlimit/txlimit/internal/visible"
 )
 
-// overrides are the rows of the table ratelimit.overrides that are in force, as far as this process knows. [Open] loads them, and follows the
-// table. They are applied in the process, before anything is sent: so they cost no round trip, and hold on every handle.
+// overrides are the rows of the table ratelimit.overrides that are in force, as far as this process knows. [Open]
+// loads them, and follows the table. They are applied in the process, before anything is sent: so they cost no round
+// trip, and hold on every handle.
 type overrides struct {
 	db      DB // a pool
 	schema  string
@@ -81,8 +82,8 @@ const (
 
 var effects = map[string]effect{"numbers": newNumbers, "block": block, "unlimited": noLimit}
 
-// overrideTable holds the overrides of each limit and key, blocks first, and then the newest first. The empty key is every
-// key. A part of it is replaced as a whole, so that readers need no lock.
+// overrideTable holds the overrides of each limit and key, blocks first, and then the newest first. The empty key is
+// every key. A part of it is replaced as a whole, so that readers need no lock.
 type overrideTable struct {
 	parts [256]atomic.Pointer[map[limitKey][]override]
 	count atomic.Int64
@@ -123,8 +124,8 @@ func (o override) same(other override) bool {
 		math.Float64bits(o.maxReserved) == math.Float64bits(other.maxReserved)
 }
 
-// apply puts changes into the table, and reports whether there were any: a distributed schema reports changes again for 5 minutes. fresh:
-// nobody reads it yet.
+// apply puts changes into the table, and reports whether there were any: a distributed schema reports changes again
+// for 5 minutes. fresh: nobody reads it yet.
 func (t *overrideTable) apply(changes []change, fresh bool) (changed bool) {
 	byPart := map[*atomic.Pointer[map[limitKey][]override]][]change{}
 	for _, c := range changes {
@@ -201,7 +202,8 @@ func (o *overrides) run(ctx context.Context) {
 	}
 }
 
-// next reads what has changed or, if it is time for that, everything. If that fails, it can still be that a short reading works.
+// next reads what has changed or, if it is time for that, everything. If that fails, it can still be that a short
+// reading works.
 func (o *overrides) next(ctx context.Context) error {
 	loaded := o.table.Load() != nil
 	if loaded && time.Since(o.wholeAt) <= max(wholeEvery, 100*o.wholeFor) {
@@ -300,8 +302,8 @@ func (o *overrides) read(ctx context.Context, whole bool) error {
 	return nil
 }
 
-// follow reads what has changed, for the program that has changed it: also if ctx has ended meanwhile, since it may be the only poll. If that fails,
-// the next one reads it.
+// follow reads what has changed, for the program that has changed it: also if ctx has ended meanwhile, since it may
+// be the only poll. If that fails, the next one reads it.
 func (o *overrides) follow(ctx context.Context) {
 	if err := o.poll(func() error { return o.next(context.WithoutCancel(ctx)) }); err != nil {
 		o.tell(err)
@@ -327,8 +329,8 @@ func xmaxOf(snapshot string) uint64 {
 	return n
 }
 
-// clocks is how far the database's clock is ahead of this process's: between low and high, as of an instant of the latter. A poll that
-// waited says little, so what earlier polls said counts, too.
+// clocks is how far the database's clock is ahead of this process's: between low and high, as of an instant of the
+// latter. A poll that waited says little, so what earlier polls said counts, too.
 type clocks struct {
 	low, high, at time.Duration
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Terms say when an override or a block ends, and who decides. Exactly one of For, Until and Forever is given: else, or if the end is not in
-// the future, nothing is sent, and the error is [ErrInvalid]. Reason and Who, which may be empty, are
-// for those who look later. Beside Who, the database writes down the role that is logged in.
+// Terms say when an override or a block ends, and who decides. Exactly one of For, Until and Forever is given, and
+// the end is in the future, else the error is [ErrInvalid]. Reason and Who may be empty; the database also writes
+// down the role that is logged in.
 type Terms struct {
 	For     time.Duration // from now, by the database's clock: 100 ms to 366 days
 	Until   time.Time     // before the year 10000
@@ -27,63 +27,55 @@ type Terms struct {
 // End says who ends overrides or blocks: at most 255 bytes, which may be empty.
 type End struct{ Who string }
 
-// Override gives a limit other numbers, for one key or for all, and returns the id of the override. The numbers are [Rate], in tokens for each
-// of the limit's periods, [Capacity] and [MaxReserved], in tokens; one that is not given stays as defined, and a capacity that is the rate
-// follows the rate. Of [Slots], only the Capacity is a number. It is the SQL function ratelimit.override, with its rules:
+// Override gives a limit other numbers, for one key or for all, and returns the id of the override. They are [Rate],
+// in tokens for each of the limit's periods, [Capacity] and [MaxReserved], in tokens; of [Slots], Capacity alone. In
+// a transaction, the override holds once that is committed; every program of [Open] follows within two seconds.
 //
 //	id, err := limits.Override(ctx, tx, signUps.Key("acme"),
 //		ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
 //
-// [Limit.Key] is that key, [Limit.EveryKey] every key that has no override of its own, [Limit.Global] a limit without keys. A Count is [ErrInvalid].
+// A number that is not given stays as defined, and a capacity that is the rate follows the rate. [Limit.EveryKey] is
+// every key that has no override of its own, [Limit.Global] a limit without keys. Of several, a block in force wins,
+// else the newest. New numbers add no tokens: the SQL function ratelimit.add does, with the id.
 //
-// db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. In a transaction, the override holds once that is
-// committed, and a rollback undoes it. Every program that has called [Open] follows within two seconds of the commit. This Limiter does at once:
-// when the call returns on a pool, or when [Limiter.InTx] or [Limiter.InSQLTx] returns that was given the pool. The transaction itself is
-// still decided by what is known from before. A Limiter that Open did not make, or with NoOverrides, follows none: here,
-// it is [ErrInvalid].
+// db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. This Limiter follows when the
+// call returns on a pool, or when the [Limiter.InTx] or [Limiter.InSQLTx] that was given the pool returns. It fails
+// closed: if the overrides cannot be read any more, blocks and lower numbers stay, and raised numbers and unlimited
+// keys count as defined after 5 minutes. An override ends at its time in any case.
 //
-// An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the newest. Kind, period and
-// start cannot be overridden. New numbers add no tokens: the SQL function ratelimit.add does, with the id. Of an
-// [Unlimited] limit, numbers are [ErrInvalid]. A key that the SQL function ratelimit.unlimited lifts is granted everything, and nothing is taken.
-//
-// It fails closed. If the overrides cannot be read any more, blocks and lower numbers stay, and raised numbers and unlimited keys count as
-// defined after 5 minutes. An override ends at its time in any case, by the database's clock or by [Limiter.Clock]. As far as that clock is
-// not known, by the time that a poll takes, what may have ended grants nothing more, and a block still denies. Another server, after a
-// failover, is recognized by the next poll.
-//
-// A mistake is [ErrInvalid], before anything is sent. If programs publish their limits, and none has this name, the error is the database's:
-// SQLSTATE 22023. docs/overrides.md says which rights the role needs. Outside a transaction, after any other error, the override may have
-// been made all the same: call it again.
+// [ErrInvalid], before anything is sent, are also a Count, an [Unlimited] limit, and a Limiter that Open did not make
+// or that has NoOverrides. If programs publish their limits, and none has this name, it is SQLSTATE 22023. Outside a
+// transaction, after any other error, the override may have been made all the same: call it again. docs/overrides.md
+// has the rest.
 func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Terms, numbers ...Option) (id int64, err error) {
 	d := decree{what: "override", request: request, terms: terms, effect: newNumbers, numbers: numbers}
 	return d.send(ctx, l, db)
 }
 
-// Block denies a key everything, or with [Limit.EveryKey] all of them. It returns the id of the block. The verbs that can
-// deny do so without asking the database. RetryAt is the end of the block, or zero if it has none. Refunds, resets and what was reserved
-// change nothing of it. Charges are still recorded, and [Limiter.Balance] says what is used. A call that was sent before the block was known
-// is decided as it was then, even if it waits for a locked row.
+// Block denies a key everything, or with [Limit.EveryKey] all of them, and returns the id of the block. The verbs
+// that can deny do so without asking the database; RetryAt is the end of the block, or zero. Arguments, transactions
+// and errors are those of [Limiter.Override].
 //
 //	_, err := limits.Block(ctx, tx, failedLogins.Key(account),
 //		ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses from 80 addresses", Who: "login"})
 //
-// What [Limiter.Override] says of the arguments, of transactions and of errors holds here, too. It is the SQL function ratelimit.block.
+// Refunds, resets and reservations change nothing of it. Charges are recorded, and [Limiter.Balance] says what is
+// used. A call that was sent before the block was known is decided as it was then, even if it waits for a locked row.
 func (l *Limiter) Block(ctx context.Context, db DB, request Request, terms Terms) (id int64, err error) {
 	d := decree{what: "block", request: request, terms: terms, effect: block}
 	return d.send(ctx, l, db)
 }
 
-// Restore ends all overrides in force for a key, blocks too, or with [Limit.EveryKey] those that are for all keys, and returns how many.
-// Transactions and errors are as for [Limiter.Override]. It is the SQL function ratelimit.restore.
-//
-// In REPEATABLE READ and SERIALIZABLE, an override that was committed after the transaction's snapshot is not seen, and stays.
+// Restore ends all overrides in force for a key, blocks too, or with [Limit.EveryKey] those that are for all keys,
+// and returns how many. Transactions and errors are as for [Limiter.Override]. In REPEATABLE READ and SERIALIZABLE,
+// an override that was committed after the transaction's snapshot is not seen, and stays.
 func (l *Limiter) Restore(ctx context.Context, db DB, request Request, end End) (ended int, err error) {
 	d := decree{what: "restore", request: request, terms: Terms{Who: end.Who}, ends: true}
 	n, err := d.send(ctx, l, db)
 	return int(n), err
 }
 
-// Unblock ends the blocks of a key, or with [Limit.EveryKey] the block of all keys, and returns how many. Other overrides stay. For the rest,
+// Unblock ends the blocks of a key, or with [Limit.EveryKey] the block of all keys, and returns how many. Otherwise
 // it is as [Limiter.Restore].
 func (l *Limiter) Unblock(ctx context.Context, db DB, request Request, end End) (ended int, err error) {
 	d := decree{what: "unblock", request: request, terms: Terms{Who: end.Who}, ends: true, effect: block}
@@ -172,7 +164,8 @@ func (d *decree) ask(ctx context.Context, q *dbsqlc.Queries, args dbsqlc.Overrid
 	return q.Override(ctx, args)
 }
 
-// validate refuses what the database would, as far as that can be known here: a SQL error aborts the caller's transaction.
+// validate refuses what the database would, as far as that can be known here: a SQL error aborts the caller's
+// transaction.
 func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err error) {
 	r := &d.request
 	asked := []Request{d.request}

@@ -12,26 +12,21 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Publish writes down the limits that a program defines, in place of those that it published before, in the table
-// definitions of [Limiter.Schema]. The other fields of the Limiter are not used. Then the tool, the page and SQL by hand know the numbers, and a
-// sweep minds them. No other decision depends on it. Pass all limits of the program, at least one, each name once. program is its name, 1 to 255 bytes. The
-// SQL function ratelimit.withdraw and `txlimit withdraw` withdraw what a program that is gone has published.
+// Publish writes down the limits that a program defines, in place of those that it published before, so that the
+// tool, the page, SQL by hand and sweeps know the numbers. No other decision depends on it. In a transaction, others
+// that publish wait until it ends. Pass all limits, at least one, each name once; program is its name, 1 to 255
+// bytes.
 //
-// Call it when a program migrates. A program that starts uses [Open]: Publish makes its list the newest, and a process of an older
-// version that starts again must not. While processes from Open of another list run, theirs counts.
+// Call it when a program migrates. A program that starts uses [Open]: Publish makes its list the newest, and a
+// process of an older version that starts again must not. What was published before counts for sweeps for 7 days
+// after its last use.
 //
-// db is a pool, a connection, a READ COMMITTED transaction, or [SQL] of one. Publish waits for others that publish. In a
-// transaction, they wait until it ends. A transaction above READ COMMITTED is refused (SQLSTATE RL003), since it would not see what
-// they wrote. The role needs the word consume (ratelimit.grant).
-//
-// An invalid limit or program is [ErrInvalid], before anything is sent. So are no limits, two limits of one name, a limit made by
-// [Limit.With], and the pool of a transaction inside its function ([OutsideTx]). If another program has published a limit of the same
-// name with another kind, period or [Start], the error names both: SQLSTATE 22023. So it is for another [Zone] of a calendar window, or an
-// [Anchor] from which other windows follow, unless one of the limits has [Varies]. And so it is if only an older version of that program,
-// which still runs, has it. Then nothing is written.
-//
-// What the program has published before counts for sweeps for another 7 days after it was last used. If several
-// programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
+// db is a pool, a connection, a READ COMMITTED transaction (above it is refused: SQLSTATE RL003), or [SQL] of one.
+// The role needs the word consume (ratelimit.grant). Of the Limiter, only Schema is used. [ErrInvalid], before
+// anything is sent, are also a limit made by [Limit.With], and the pool of a transaction inside its function
+// ([OutsideTx]). It is SQLSTATE 22023, and nothing is written, if another program, or an older version of this one
+// that still runs, has the name with another kind, period or [Start], or, without [Varies], another [Zone] or an
+// [Anchor] from which other windows follow.
 func (l *Limiter) Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
 	if outside(ctx, db) {
 		return fmt.Errorf("%w: %s", ErrInvalid, outsideText("Publish", "pass tx instead of the pool"))
@@ -134,8 +129,8 @@ func intervalText(d time.Duration) string {
 	return fmt.Sprintf("%d days %s", days, clockText(rest))
 }
 
-// clockText is a duration for Postgres, in hours: a day is 24 of them in every zone. Before PostgreSQL 15, its field of microseconds is too small for
-// half an hour, and that of seconds for 68 years.
+// clockText is a duration for Postgres, in hours: a day is 24 of them in every zone. Before PostgreSQL 15, its field
+// of microseconds is too small for half an hour, and that of seconds for 68 years.
 func clockText(d time.Duration) string {
 	n := d.Microseconds()
 	return fmt.Sprintf("%02d:%02d:%02d.%06d", n/3_600_000_000, n/60_000_000%60, n/1_000_000%60, n%1_000_000)

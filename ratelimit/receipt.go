@@ -14,24 +14,24 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Receipt records the tokens that a call took, for a later [Limiter.Refund]. [Result.Receipt] of a [Limiter.Consume], [Limiter.Wait],
-// [Limiter.Take], [Limiter.ConsumeEach] and [Limiter.Once] makes it, and [Reservation.Receipt] of a [Limiter.Reserve]. Store it with the granted
-// work: it is text, and fits a text column of a jobs table or a string of JSON. It is empty if nothing was taken.
+// Receipt records the tokens that a call took, for a later [Limiter.Refund]. [Result.Receipt] of a [Limiter.Consume],
+// [Limiter.Wait], [Limiter.Take], [Limiter.ConsumeEach] and [Limiter.Once] makes it, and [Reservation.Receipt]. It is
+// text, to store with the work in the same transaction: if that rolls back, nothing was taken, and a refund by it
+// would give back tokens of others. It is empty if nothing was taken.
 //
-// A receipt counts once: after a refund, store the rest that its result has in its place. Two refunds by one receipt give back twice. If the
-// transaction of the call rolls back, nothing was taken: forget the receipt, since a refund by it would give back tokens of others. Store it in
-// the same transaction, and both are gone.
+// A receipt counts once: after a refund, store the rest that its result has in its place. Two refunds by one give
+// back twice.
 //
-// A receipt is trusted, so do not send it to clients. Even if it was altered, a refund gives back no more than the count
-// asked for, and fills no limit above its capacity. The receipt names the limit and the key. Nothing else in it is of use
-// to a program. Of a text above 1 MiB, which thousands of limits and keys in one call would need, a refund is ErrInvalid.
+// A receipt is trusted, so do not send it to clients. Even if it was altered, a refund gives back no more than the
+// count asked for, and fills no limit above its capacity. It names the limit and the key. Of a text above 1 MiB, a
+// refund is [ErrInvalid].
 type Receipt string
 
 // receipt is the content of a Receipt.
 //
-// A later version of this package may write more. While it is deployed, this version reads its receipts. A field whose name begins
-// with "x-" may be ignored, and is kept for the receipt of the rest. Any other unknown field is refused, since the refund may
-// depend on it.
+// A later version of this package may write more. While it is deployed, this version reads its receipts. A field
+// whose name begins with "x-" may be ignored, and is kept for the receipt of the rest. Any other unknown field is
+// refused, since the refund may depend on it.
 type receipt struct {
 	Version int       `json:"v"`
 	At      time.Time `json:"at"`    // of the decision
@@ -123,9 +123,9 @@ const (
 	maxHeld        = 1e300   // so that no sum overflows
 )
 
-// Receipt is the text to store for a later [Limiter.Refund]. After a refund, it is the receipt for the rest. It is empty if
-// nothing was taken (a denial or a check) and for a charge, which cannot be refunded. A Consume of 0 tokens has a receipt,
-// of which 0 can be refunded.
+// Receipt is the text to store for a later [Limiter.Refund]. After a refund, it is the receipt for the rest. It is
+// empty if nothing was taken (a denial or a check) and for a charge, which cannot be refunded. A Consume of 0 tokens
+// has a receipt, of which 0 can be refunded.
 func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()
@@ -305,12 +305,13 @@ func (r *receipt) algebra(t *taken) algebra.Taken {
 	return algebra.Taken{At: algebra.At(r.At), RunAt: algebra.At(r.RunAt), Count: t.Count, Held: t.Held, Part: part}
 }
 
-// refund notes that the demands have been refunded. It returns how many tokens came back for each demand. None come back for the demands
-// without rows.
+// refund notes that the demands have been refunded. It returns how many tokens came back for each demand. None come
+// back for the demands without rows.
 func (r *receipt) refund(ds, rowless []demand, a *answer) []float64 {
 	refunded := a.held.moved
 	for _, place := range a.held.lost {
-		// While work waits, a refund pays what is owed to it first, so a later refund must not count those tokens as still missing.
+		// While work waits, a refund pays what is owed to it first, so a later refund must not count those tokens as
+		// still missing.
 		i := place - 1
 		left := ds[i].numbers.Total(a.rows[i], a.at)
 		r.find(ds[i].limit.name, ds[i].key).Held += min(refunded[i], max(refunded[i]-left, 0))

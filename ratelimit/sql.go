@@ -18,18 +18,16 @@ type sqlQuerier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// SQL makes a [DB] from a handle of database/sql: a *sql.Tx, *sql.Conn or *sql.DB, or any other type with the same method.
-// It works on any driver for Postgres (pgx's stdlib, lib/pq), in any of the driver's modes. Every verb works on it as on
-// pgx. On a transaction, a call is part of it; on a connection or a pool, a call is a transaction of its own. The DB holds
-// only the handle, so make it where it is needed:
+// SQL makes a [DB] from a handle of database/sql: a *sql.Tx, *sql.Conn or *sql.DB, or any other type with the same
+// method. Every verb works on it as on pgx, with any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes.
+// On a transaction, a call is part of it; on a connection or a pool, a call is a transaction of its own.
 //
 //	_, err := limits.Consume(ctx, ratelimit.SQL(tx), sendMessage.Key(userID))
 //
-// With sqlx and bun, pass the *sqlx.Tx or the bun.Tx. With GORM, pass tx.Statement.ConnPool. With ent, pass a transaction
-// generated with the feature sql/execquery.
-//
-// A nil handle makes a nil DB, which every verb refuses with [ErrInvalid]. Use the DB for the verbs only, and send other
-// statements on the handle: on the DB, arguments are sent as text, and QueryRow scans as database/sql does.
+// Make it where it is needed: it holds only the handle. With sqlx and bun, pass the *sqlx.Tx or the bun.Tx; with
+// GORM, tx.Statement.ConnPool; with ent, a transaction generated with the feature sql/execquery. A nil handle makes a
+// nil DB, which every verb refuses with [ErrInvalid]. Send other statements on the handle: the DB sends arguments as
+// text.
 func SQL(
 	db interface {
 		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -41,8 +39,8 @@ func SQL(
 	return sqlDB{db}
 }
 
-// unwrapped is the *sql.Tx, *sql.Conn or *sql.DB inside a handle of bun. Bun formats queries itself: it looks for question
-// marks to put the arguments in, finds none, and sends no arguments.
+// unwrapped is the *sql.Tx, *sql.Conn or *sql.DB inside a handle of bun. Bun formats queries itself: it looks for
+// question marks to put the arguments in, finds none, and sends no arguments.
 func unwrapped(db sqlQuerier) sqlQuerier {
 	v := reflect.Indirect(reflect.ValueOf(db))
 	if v.Kind() != reflect.Struct || v.Type().PkgPath() != "github.com/uptrace/bun" {
@@ -144,20 +142,21 @@ type sqlTxBeginner interface {
 }
 
 // InSQLTx is [Limiter.InTx] for database/sql, on a *sql.DB or a *sql.Conn, with the same options. The transaction is
-// SERIALIZABLE unless [Isolation] says otherwise. It is run again after a serialization failure or a deadlock, also at
-// COMMIT, and rolled back if fn panics.
+// SERIALIZABLE unless [Isolation] says otherwise. It is run again after a serialization failure or a deadlock, also
+// at COMMIT, and rolled back if fn panics.
 //
 //	err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
 //		_, err := limits.Consume(ctx, ratelimit.SQL(tx), signUps.Global())
 //		return err
 //	})
 //
-// In fn, a verb that writes on [SQL] of the same *sql.DB, and another InSQLTx on it, are [ErrInvalid]: see [OutsideTx]. So is a
-// level of [Isolation] that database/sql does not know. If fn ends the transaction itself, database/sql does not say how: the error matches [ErrUnknownOutcome].
+// In fn, a verb that writes on [SQL] of the same *sql.DB, and another InSQLTx on it, are [ErrInvalid] ([OutsideTx]),
+// as is a level that database/sql does not know. If fn ends the transaction itself, the error matches
+// [ErrUnknownOutcome].
 //
-// As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. With [Hot], its turn
-// may then be given away before the server has ended the transaction. A *sql.Conn must not be in a transaction: InSQLTx
-// cannot detect it, and a rollback of the outer transaction would be lost.
+// As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. With [Hot],
+// its turn may then be given away before the server has ended it. A *sql.Conn must not be in a transaction: that is
+// not detected, and a rollback of the outer one would be lost.
 func (l *Limiter) InSQLTx(
 	ctx context.Context,
 	db interface {

@@ -9,42 +9,27 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Wait blocks until the tokens of a request are there, and takes them. Callers are served in the order in which the
-// database decides their calls, whatever process they are in. A Wait is one call of the database: it reserves the tokens,
-// as [Limiter.Reserve] does, and sleeps until they are there. So a waiting caller holds no lock and no connection of
-// the pool.
-//
-// For several limits, wait for one after another: first for the key's own limit, last for one that many keys share. A
-// reservation of both at once would make the shared limit forfeit what it refills until the other has its tokens.
-//
-// db is a pool, a connection, [SQL] of one, or a [Coalescer]. On a transaction, Wait is [ErrInvalid] and sends nothing: a row
-// would stay locked while the caller sleeps. (A transaction that was begun by hand on a *sql.Conn is not recognized.)
+// Wait blocks until the tokens of a request are there, and takes them. It is one call of the database, which reserves
+// the tokens as [Limiter.Reserve] does; then Wait sleeps, without a lock or a connection. Callers are served in the
+// order in which the database decides, across processes. On a transaction, Wait is [ErrInvalid]: a row would stay
+// locked while it sleeps. (A transaction that was begun by hand on a *sql.Conn is not recognized.)
 //
 // These errors come at once, and nothing was taken:
 //
-//   - [*DeniedError]: the tokens will not be there before ctx's deadline, or more would be reserved than maxReserved allows.
-//     RetryAt is when a Wait with as much time left would be granted. Without a deadline, the bound is 10 minutes or, if that
-//     is longer, one period of the limit: callers that come and leave must not make the queue ever longer.
-//   - [ErrExceedsCapacity]: a count above the capacity. A limit of capacity 0, which spaces out all calls, has no such bound.
+//   - [*DeniedError]: the tokens will not be there before ctx's deadline, or more would be reserved than
+//     [MaxReserved]. RetryAt is when a Wait with as much time left would be granted. Without a deadline, the bound is
+//     10 minutes or one period, whichever is longer.
+//   - [ErrExceedsCapacity]: a count above the capacity, unless the capacity is 0.
 //   - the others of Consume.
 //
-// If ctx ends while Wait sleeps, or is about to end before the tokens are there because the call itself took long, Wait
-// gives the tokens back by [Limiter.Refund], within 5 seconds. The error is ctx's. If the refund failed, the error wraps
-// its error too, and matches [ErrUnknownOutcome]. A refund breaks no promise to other callers, and nobody who waits already
-// is moved up. So a token bucket gets everything back if all tokens waited for come to at most the capacity, or if nobody
-// waits behind the caller. docs/scheduling.md has the other cases. As with Consume, a ctx that ends during the call of the
-// database may leave [ErrUnknownOutcome].
+// If ctx ends while Wait sleeps, Wait gives the tokens back by [Limiter.Refund] within 5 seconds, and returns ctx's
+// error. If the refund fails, the error matches [ErrUnknownOutcome], too. A change of the limit's overrides wakes
+// Wait, but no block, Reset, Refund or ratelimit.add: a newcomer may be granted while it sleeps on.
+// docs/scheduling.md says more, and how to wait for several limits.
 //
-// A change of the limit's overrides ([Limiter.Override]) wakes it: it goes on as soon as nothing is owed by the new numbers, or at once if the key
-// is unlimited. It does not see what else is given back meanwhile, by a Reset, a Refund or the SQL function ratelimit.add: a
-// newcomer may then be granted while it sleeps on. Nor does a block end it.
-//
-// The result is that of the reservation, as of its decision. Its receipt can be refunded. If ctx ended, the result is no grant, and its
-// request has only Taken and Delay: what was taken, and how long it would have waited. [Limiter.Observer] is called with "wait" when
-// Wait ends and, if ctx ended, with "refund" before.
-//
-// Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a
-// [Limiter.Clock], it sleeps until that clock has reached the instant, and asks it every 10 ms, later every eighth of the time waited.
+// The result is that of the reservation, as of its decision, with a receipt; if ctx ended, only Taken and Delay.
+// [Limiter.Observer] is told "wait" at the end, after "refund" if ctx ended. With a [Limiter.Clock], Wait asks that
+// clock every 10 ms, later every eighth of the time waited.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
@@ -93,8 +78,9 @@ func errWaitInTx(ctx context.Context, db DB, requests []Request, what, instead s
 // longWait is how long a Wait without a deadline may wait at most, if the limit's period is not longer.
 const longWait = 10 * time.Minute
 
-// bound makes the database deny the call if its work would have to wait beyond ctx's deadline. For one token bucket, a floor
-// says so, by the shorter statement. That one fails for a floor which a full bucket would break, and exact asks for the longer one.
+// bound makes the database deny the call if its work would have to wait beyond ctx's deadline. For one token bucket,
+// a floor says so, by the shorter statement. That one fails for a floor which a full bucket would break, and exact
+// asks for the longer one.
 func (c *call) bound(ctx context.Context, exact bool) {
 	if len(c.demands) == 0 {
 		return
@@ -134,8 +120,8 @@ func late(r *Result, most time.Duration) bool {
 	return float64(r.delay()) > float64(most)+forgiven+float64(10*time.Millisecond)
 }
 
-// clockStep is how often a sleep asks [Limiter.Clock], since a test may move it. After a while, it asks every eighth of the time that it
-// has slept: some hundred times in a day, also where testing/synctest skips the day.
+// clockStep is how often a sleep asks [Limiter.Clock], since a test may move it. After a while, it asks every eighth
+// of the time that it has slept: some hundred times in a day, also where testing/synctest skips the day.
 const clockStep = 10 * time.Millisecond
 
 // sleep sleeps until the work of a granted call may run. It returns an error if ctx ends before.
@@ -180,7 +166,8 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 	return nil
 }
 
-// giveBack refunds a granted call whose ctx has ended, or that would wait too long. observed: as a Refund that the Observer is told of.
+// giveBack refunds a granted call whose ctx has ended, or that would wait too long. observed: as a Refund that the
+// Observer is told of.
 func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests []Request, observed bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
