@@ -35,8 +35,8 @@ type End struct{ Who string }
 //		ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
 //
 // A number that is not given stays as defined, and a capacity that is the rate follows the rate. [Limit.EveryKey] is
-// every key that has no override of its own, [Limit.Global] a limit without keys. Of several, a block in force wins,
-// else the newest. New numbers add no tokens: the SQL function ratelimit.add does, with the id.
+// every key that has no override of its own, [Limit.Global] a limit without keys. Of several for the same, a block in
+// force wins, else the newest. New numbers add no tokens: the SQL function ratelimit.add does, with the id.
 //
 // db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. This Limiter follows when the
 // call returns on a pool, or when the [Limiter.InTx] or [Limiter.InSQLTx] that was given the pool returns. It fails
