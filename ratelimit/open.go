@@ -54,10 +54,10 @@ type Options struct {
 	Observer func(ctx context.Context, d Decision)
 	OnRetry  func(ctx context.Context, attempt int, err error)
 
-	// OnError is told what goes wrong in the background, of rows of overrides that are passed over, of a schema that
-	// differs ([migrations.Schema.Differs]), and of other numbers that are published. The error names the part. It
-	// is called by several goroutines. nil: slog.Default() logs it, of the polls one a minute. Errors of Usage go to
-	// the Recorder's.
+	// OnError is told what goes wrong in the background, of rows of overrides that are passed over, of a sweep that
+	// another session keeps out three times in a row, of a schema that differs ([migrations.Schema.Differs]), and of
+	// other numbers that are published. The error names the part. It is called by several goroutines. nil:
+	// slog.Default() logs it, of the polls one a minute. Errors of Usage go to the Recorder's.
 	OnError func(err error)
 
 	// SweepEvery is about the time from one sweep to the next; the first comes within it. 0: 10 minutes. Less than 1
