@@ -31,6 +31,7 @@ type call struct {
 	overrides *overrides
 	inForce   []inForce      // by request; nil: no overrides
 	old       bool           // the lists of windows reach back far
+	orRaise   bool           // a denial is an error of the statement
 	within    algebra.Micros // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
 	patience  algebra.Micros // how long the work may wait, if a floor bounds it that overrides change later; algebra.Forever: no bound
 }

@@ -23,6 +23,7 @@ type demand struct {
 	most     float64 // of a Take: the most tokens to take. Then count is 1. Otherwise 0
 	tooMuch  bool    // the numbers can never grant it
 	requests []int
+	picks    [2]int32 // the shards to look at first, once the statement was made
 }
 
 // lowest is the lowest balance that may be left. The database gets it as the floor.

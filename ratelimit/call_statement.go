@@ -9,6 +9,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/decide"
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
@@ -17,6 +18,7 @@ import (
 type statement struct {
 	sql     string
 	args    []any // the first place is free: see replyTo
+	asks    *call // for a database in memory; nil: none is asked
 	demands int   // number of demands
 	read    func(reply pgx.Row, demands int) (*answer, error)
 	update  updater // for which a plain UPDATE may be sent first; or nil
@@ -24,9 +26,15 @@ type statement struct {
 
 // statement is the shortest statement that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
-	if orRaise { // a statement in a batch cannot be asked again
+	if c.orRaise = orRaise; orRaise { // a statement in a batch cannot be asked again
 		c.lookBack()
 	}
+	s := c.shortest(ctx, orRaise)
+	s.asks = c
+	return s
+}
+
+func (c *call) shortest(ctx context.Context, orRaise bool) statement {
 	takesCounts, now := c.takesCounts(), nullable(c.now)
 	switch {
 	case c.verb == verbReset:
@@ -44,7 +52,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	case c.does.refunds:
 		return refund(c.receipt, c.demands, now)
 	case takesCounts && len(c.demands) == 1 && sharded(c.demands):
-		return consumeSharded(ctx, c.demands[0], now, orRaise)
+		return consumeSharded(ctx, &c.demands[0], now, orRaise)
 	case takesCounts && len(c.demands) == 1:
 		return consume(c.demands[0], now, deniedLately.expect(c.demands[0]), orRaise)
 	case takesCounts && !sharded(c.demands):
@@ -73,14 +81,14 @@ func consume(d demand, now *time.Time, expectDenial, orRaise bool) statement {
 }
 
 // consumeSharded takes one demand of a limit with shards.
-func consumeSharded(ctx context.Context, d demand, now *time.Time, orRaise bool) statement {
+func consumeSharded(ctx context.Context, d *demand, now *time.Time, orRaise bool) statement {
 	numbers := d.numbers
-	a, b := pick(ctx, d)
+	d.pick(ctx)
 	return statement{sql: dbsqlc.ConsumeSharded, demands: 1, read: readSeveral, args: arguments(
 		d.limit.name, d.key,
 		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
 		int32(d.limit.shards), d.count, d.lowest(),
-		a, b, now, orRaise,
+		d.picks[0], d.picks[1], now, orRaise,
 		windows(numbers),
 	)}
 }
@@ -105,21 +113,25 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	if c.within != algebra.Forever {
 		within = pgtype.Interval{Microseconds: int64(c.within), Valid: true}
 	}
-	op, n := c.does.op, len(c.demands)
-	if c.tooMuch() { // the rows say when it will be granted
-		op = verbs[verbCheck].op
-	}
 	a, b := picks(ctx, c.demands)
 	columns := columnsOf(c.demands)
 	sql, names, keys := columns.choose(dbsqlc.ApplyOne, dbsqlc.Apply)
-	return statement{sql: sql, demands: n, read: readSeveral, args: arguments(
-		op, names, keys,
+	return statement{sql: sql, demands: len(c.demands), read: readSeveral, args: arguments(
+		c.op(), names, keys,
 		columns.rates, columns.periods, columns.capacities, columns.starts,
 		shardsOf(c.demands), columns.counts, columns.floors,
 		a, b,
 		c.reserves(), now, orRaise,
 		columns.windows, columns.firsts, columns.lasts, columns.mosts, within,
 	)}
+}
+
+// op is the operation on the demands.
+func (c *call) op() string {
+	if c.tooMuch() && !c.does.each { // the rows say when it will be granted
+		return decide.Check
+	}
+	return c.does.op
 }
 
 // refund gives the demands back.
@@ -205,19 +217,21 @@ func (c *columns) choose(one, several string) (sql string, names, keys any) {
 }
 
 // pick chooses two shards to take from: twice the shard that the transaction has queued for, or any two.
-func pick(ctx context.Context, d demand) (a, b int32) {
-	if shard, ok := hotShard(ctx, d.limit, d.key); ok {
-		return int32(shard), int32(shard)
+func (d *demand) pick(ctx context.Context) {
+	a, hot := hotShard(ctx, d.limit, d.key)
+	b := a
+	if !hot {
+		a, b = shardpick.Two(ctx, d.limit.shards)
 	}
-	x, y := shardpick.Two(ctx, d.limit.shards)
-	return int32(x), int32(y)
+	d.picks = [2]int32{int32(a), int32(b)}
 }
 
-// picks are two shards for each demand.
+// picks chooses two shards for each demand.
 func picks(ctx context.Context, ds []demand) (a, b []int32) {
 	a, b = make([]int32, len(ds)), make([]int32, len(ds))
 	for i := range ds {
-		a[i], b[i] = pick(ctx, ds[i])
+		ds[i].pick(ctx)
+		a[i], b[i] = ds[i].picks[0], ds[i].picks[1]
 	}
 	return a, b
 }

@@ -23,9 +23,9 @@ type wire struct {
 
 // ask runs a statement and reads its answer.
 func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
-	r := replyTo(s.args, w.commits)
+	r := replyTo(s.args, w.commits, s.asks)
 	r.update, r.schema = s.update, w.schema
-	a, err := s.read(w.sendFor(ctx, r, s.sql, s.args), s.demands)
+	a, err := w.sendFor(ctx, r, s.sql, s.args).read(s)
 	if r.updates != nil && r.updates.missed(err) {
 		return w.ask(ctx, s.update.instead(s))
 	}
@@ -33,11 +33,6 @@ func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 		a.held.sentAt = r.sentAt
 	}
 	return a, r.unknownIfSent(err)
-}
-
-// send sends a query. The first place of its arguments is free.
-func (w wire) send(ctx context.Context, sql string, args []any) *reply {
-	return w.sendFor(ctx, replyTo(args, w.commits), sql, args)
 }
 
 // sendFor sends a query for a reply, which is its first argument.
@@ -56,33 +51,51 @@ func (w wire) sendFor(ctx context.Context, r *reply, sql string, args []any) *re
 	return r
 }
 
-// queries are sqlc's, for SQL that is not the statement of a call.
-func (w wire) queries() *dbsqlc.Queries { return dbsqlc.New(w) }
+// queries are sqlc's, of which one is run: SQL that is not the statement of a call.
+func (w wire) queries() *dbsqlc.Queries { return dbsqlc.New(sqlcWire{w, &reply{commits: w.commits}}) }
 
-// QueryRow is called by sqlc's code.
-func (w wire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return w.send(ctx, sql, arguments(args...))
+// query runs one of sqlc's queries. A database in memory gets its parameters, and answers with its row.
+func query[P, R any](ctx context.Context, w wire, run func(*dbsqlc.Queries, context.Context, P) (R, error), params P) (R, error) {
+	r := &reply{commits: w.commits, asks: params}
+	row, err := run(dbsqlc.New(sqlcWire{w, r}), ctx, params)
+	if inMemory, ok := r.answer.(R); ok {
+		row = inMemory
+	}
+	return row, err
+}
+
+// sqlcWire sends a query of sqlc's.
+type sqlcWire struct {
+	w wire
+	r *reply
+}
+
+func (s sqlcWire) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	args = arguments(args...)
+	args[0] = s.r
+	return s.w.sendFor(ctx, s.r, sql, args)
 }
 
 // Exec and Query are only there because sqlc's interface has them: every query of this package returns one row.
-func (w wire) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+func (sqlcWire) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, errors.ErrUnsupported
 }
 
 // Query is like Exec.
-func (w wire) Query(context.Context, string, ...any) (pgx.Rows, error) {
+func (sqlcWire) Query(context.Context, string, ...any) (pgx.Rows, error) {
 	return nil, errors.ErrUnsupported
 }
 
 // reply is the row of an answer. It is also the first argument, where pgx looks for a pgx.QueryRewriter: that is the only
-// way to learn the connection, and so the query mode, in which pgx sends the query.
+// way to learn the connection, and so the query mode, in which pgx sends the query. A database in memory looks there for a decide.Asker.
 type reply struct {
 	row      pgx.Row
 	portable bool
 	commits  bool
 	sent     bool      // there was a connection to send it on, which was not in a transaction
 	sentAt   time.Time // when there was one
-	requests []Request // of a call in a batch
+	asks     any       // a *call, or the parameters of a query of sqlc's; nil: no database in memory is asked
+	answer   any       // by a database in memory
 	update   updater   // for which a plain UPDATE may be sent instead of the function
 	function string    // the SQL of it
 	schema   string    // of the limits
@@ -90,8 +103,8 @@ type reply struct {
 }
 
 // replyTo is the reply to a query with these arguments. It takes their first place, which is free.
-func replyTo(args []any, commits bool) *reply {
-	r := &reply{commits: commits}
+func replyTo(args []any, commits bool, asks *call) *reply {
+	r := &reply{commits: commits, asks: asks}
 	args[0] = r
 	return r
 }
@@ -130,6 +143,9 @@ func (r *reply) unknownIfSent(err error) error {
 }
 
 func (r *reply) scan(dest []any) error {
+	if r.answer != nil {
+		return r.row.Scan()
+	}
 	if !r.portable {
 		return r.row.Scan(dest...)
 	}

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/decide"
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
@@ -109,10 +109,11 @@ func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results 
 	if len(whole.demands) == 0 {
 		return results, denials, nil
 	}
-	reply := wire{db, l.Schema, !handles.IsTx(db)}.send(ctx, dbsqlc.Each, whole.eachArguments(ctx))
-	answers, err := readEach(reply, len(whole.demands))
+	args := whole.eachArguments(ctx)
+	r := replyTo(args, !handles.IsTx(db), &whole)
+	answers, err := readEach(wire{db, l.Schema, r.commits}.sendFor(ctx, r, dbsqlc.Each, args), len(whole.demands))
 	if err != nil {
-		return nil, nil, explainCall(verbEach, requests, reply.unknownIfSent(err))
+		return nil, nil, explainCall(verbEach, requests, r.unknownIfSent(err))
 	}
 	for i := range whole.demands {
 		place, c := whole.callFor(&whole.demands[i])
@@ -140,20 +141,21 @@ var sole = []int{0}
 func (c *call) eachArguments(ctx context.Context) []any {
 	n := len(c.demands)
 	heads, ends, keys, counts := make([]demand, 0, 1), make([]int32, 0, 1), make([]string, n), make([]float64, n)
+	a, b := picks(ctx, c.demands)
 	for i, d := range c.demands {
 		keys[i], counts[i] = d.key, d.count
 		if i > 0 && c.demands[i-1].key != d.key && groups(heads[len(heads)-1], d) {
 			ends[len(ends)-1]++
 			continue
 		}
+		a[len(heads)], b[len(heads)] = a[i], b[i]
 		heads, ends = append(heads, d), append(ends, int32(i+1))
 	}
 	m := columnsOf(heads)
-	a, b := picks(ctx, heads)
 	return arguments(
 		ends, m.names,
 		m.rates, m.periods, m.capacities, m.starts, shardsOf(heads), m.floors,
-		a, b, keys, counts, nullable(c.now),
+		a[:len(heads)], b[:len(heads)], keys, counts, nullable(c.now),
 		m.windows, m.firsts, m.lasts,
 	)
 }
@@ -165,7 +167,13 @@ func groups(a, b demand) bool {
 }
 
 // readEach reads a record of ratelimit._each: the answers for demands that are decided by themselves.
-func readEach(reply pgx.Row, demands int) ([]answer, error) {
+func readEach(reply *reply, demands int) (answers []answer, err error) {
+	if all, ok := reply.answer.([]decide.Answer); ok {
+		for i := range all {
+			answers = append(answers, *answerOf(all[i]))
+		}
+		return answers, reply.Scan()
+	}
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
 		return nil, err
@@ -180,7 +188,8 @@ func readEach(reply pgx.Row, demands int) ([]answer, error) {
 	if n := len(ord); !r.ended() || len(granted) != n || len(at) != n || len(values) != n || len(ts) != n {
 		return nil, errRecord
 	}
-	answers, heads, rows := make([]answer, demands), make([][]algebra.Row, demands), make([]algebra.Row, len(ord))
+	answers = make([]answer, demands)
+	heads, rows := make([][]algebra.Row, demands), make([]algebra.Row, len(ord))
 	for i, place := range ord {
 		if place < 1 || place > uint64(demands) {
 			return nil, errRecord

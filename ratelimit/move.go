@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
@@ -50,6 +51,8 @@ func (c *call) validateMove() error {
 		return fmt.Errorf("%w: no move from %q to %q: they are not both token buckets, and refill at other instants", ErrInvalid, from.limit, to.limit)
 	case c.rowless != nil:
 		c.rowless, c.demands = append(c.rowless, c.demands...), nil
+	case c.demands[0].requests[0] != 0: // in the order of locks, to is first
+		slices.Reverse(c.demands)
 	}
 	return nil
 }
@@ -67,21 +70,21 @@ func (r *Request) refillsWith(other *Request) bool {
 	return a.Window == b.Window && r.limit.calendar == other.limit.calendar && a.Period == b.Period && a.Start == b.Start
 }
 
+// lowestOfMove is the lowest balance that a move may leave.
+func (c *call) lowestOfMove() float64 {
+	if to := &c.demands[1].limit; !math.IsInf(to.maxReserved, 1) {
+		return -to.maxOwed()
+	}
+	return 0
+}
+
 // move is the statement of a move. The arrays have from first.
 func (c *call) move(now *time.Time) statement {
-	ds := c.demands
-	if ds[0].requests[0] != 0 { // in the order of locks, to is first
-		ds = []demand{ds[1], ds[0]}
-	}
-	floor := 0.0
-	if to := &ds[1].limit; !math.IsInf(to.maxReserved, 1) {
-		floor = -to.maxOwed()
-	}
-	m := columnsOf(ds)
+	m := columnsOf(c.demands)
 	return statement{sql: dbsqlc.Move, demands: 2, read: readUnused[float64], args: arguments(
 		m.names, m.keys,
-		m.rates, m.periods, m.capacities, m.starts, shardsOf(ds),
-		floor, now,
+		m.rates, m.periods, m.capacities, m.starts, shardsOf(c.demands),
+		c.lowestOfMove(), now,
 		m.windows, m.firsts, m.lasts,
 	)}
 }

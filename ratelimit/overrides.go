@@ -356,7 +356,7 @@ func (o *overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsq
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
 	sent := time.Since(started)
-	page, err := wire{db: o.db, schema: o.schema}.queries().Overrides(ctx, args)
+	page, err := query(ctx, wire{db: o.db, schema: o.schema}, (*dbsqlc.Queries).Overrides, args)
 	if err == nil {
 		o.polled(sent, time.Since(started), page.At.Time)
 	}

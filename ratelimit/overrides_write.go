@@ -138,7 +138,7 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 	if err != nil {
 		return 0, err
 	}
-	if n, err = d.ask(ctx, wire{db: db, schema: l.Schema}.queries(), args); err != nil {
+	if n, err = d.ask(ctx, wire{db: db, schema: l.Schema}, args); err != nil {
 		return 0, explainCall(verb(d.what), asked, err)
 	}
 	if poolOf(db) != nil {
@@ -150,18 +150,18 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 }
 
 // ask sends the statement.
-func (d *decree) ask(ctx context.Context, q *dbsqlc.Queries, args dbsqlc.OverrideParams) (int64, error) {
+func (d *decree) ask(ctx context.Context, w wire, args dbsqlc.OverrideParams) (int64, error) {
 	switch {
 	case d.ends && d.effect == block:
-		n, err := q.Unblock(ctx, dbsqlc.UnblockParams{Name: args.Name, Key: args.Key, Who: args.Who, Global: args.Global, EveryKey: args.EveryKey})
+		n, err := query(ctx, w, (*dbsqlc.Queries).Unblock, dbsqlc.UnblockParams{Name: args.Name, Key: args.Key, Who: args.Who, Global: args.Global, EveryKey: args.EveryKey})
 		return int64(n), err
 	case d.ends:
-		n, err := q.Restore(ctx, dbsqlc.RestoreParams{Name: args.Name, Key: args.Key, Who: args.Who, Global: args.Global, EveryKey: args.EveryKey})
+		n, err := query(ctx, w, (*dbsqlc.Queries).Restore, dbsqlc.RestoreParams{Name: args.Name, Key: args.Key, Who: args.Who, Global: args.Global, EveryKey: args.EveryKey})
 		return int64(n), err
 	case d.effect == block:
-		return q.Block(ctx, dbsqlc.BlockParams{Name: args.Name, Key: args.Key, Until: args.Until, Lasts: args.Lasts, Reason: args.Reason, Who: args.Who, Forever: args.Forever, Global: args.Global, EveryKey: args.EveryKey})
+		return query(ctx, w, (*dbsqlc.Queries).Block, dbsqlc.BlockParams{Name: args.Name, Key: args.Key, Until: args.Until, Lasts: args.Lasts, Reason: args.Reason, Who: args.Who, Forever: args.Forever, Global: args.Global, EveryKey: args.EveryKey})
 	}
-	return q.Override(ctx, args)
+	return query(ctx, w, (*dbsqlc.Queries).Override, args)
 }
 
 // validate refuses what the database would, as far as that can be known here: a SQL error aborts the caller's

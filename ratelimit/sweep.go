@@ -98,7 +98,7 @@ func (l *Limiter) sweep(ctx context.Context, run sweepStep, limit Limit) (delete
 	}
 	err = l.sweepBatches(ctx, run, limit.name, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
 		args.Now = now
-		row, err := wire{db: tx, schema: l.Schema}.queries().Sweep(ctx, args)
+		row, err := query(ctx, wire{db: tx, schema: l.Schema}, (*dbsqlc.Queries).Sweep, args)
 		return row.Next.Valid, func() {
 			deleted += int64(row.Deleted.Int32)
 			args.First = row.Next.String

@@ -69,13 +69,12 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	if s.sql, err = inschema.SQL(s.sql, l.Schema); err != nil {
 		return nil, invalidCall(requests, err.Error())
 	}
-	r := replyTo(s.args, true)
-	r.requests = c.requests
+	r := replyTo(s.args, true, s.asks)
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		r.row = results.QueryRow()
 		result = unanswered(verbConsume, c.requests) // SendTx may send the batch several times
-		a, err := s.read(r, s.demands)
+		a, err := r.read(s)
 		err = r.unknownIfSent(err)
 		if denial, ok := denialIn(err, s.demands); ok {
 			a, err = denial, nil

@@ -141,7 +141,7 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 func queuedBy(batch *pgx.Batch, sql string) (requests []Request) {
 	for _, q := range batch.QueuedQueries {
 		if r := replyOf(q); r != nil && q.SQL == sql {
-			requests = append(requests, r.requests...)
+			requests = append(requests, r.asks.(*call).requests...)
 		}
 	}
 	return requests

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/txlimit/txlimit/internal/decide"
 )
 
 // verb is one of the verbs of [Limiter]; [Decision.Verb] has its name.
@@ -48,28 +50,28 @@ type rules struct {
 	owes         owes   // how far below zero it may leave a balance
 	writes       writes // whether it changes rows
 	answers      answers
-	op           string // of the statement for any demands: see ratelimit._apply
+	op           string // see package decide, and ratelimit._apply
 }
 
 // verbs has a row for each verb.
 var verbs = map[verb]*rules{
-	verbConsume: {takes: true, deniable: true, writes: onceOnly, op: "consume"},
-	verbWait:    {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved, atMostFull: true},
-	verbReserve: {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved},
-	verbTake:    {takes: true, deniable: true, writes: onceOnly, op: "take", upTo: true},
-	verbCheck:   {deniable: true, op: "check"},
-	verbBalance: {op: "check", owes: anything, ignoresCount: true, answers: balances, slots: true},
-	verbCharge:  {takes: true, settles: true, writes: onceOnly, op: "consume", owes: anything},
-	verbRefund:  {refunds: true, settles: true, writes: onceOnly},
-	verbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
-	verbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
-	verbPause:   {pauses: true, writes: repeatable, owes: anything, answers: nothing},
-	verbResume:  {pauses: true, writes: repeatable, ignoresCount: true, answers: nothing},
+	verbConsume: {takes: true, deniable: true, writes: onceOnly, op: decide.Consume},
+	verbWait:    {takes: true, deniable: true, writes: onceOnly, op: decide.Consume, owes: upToMaxReserved, atMostFull: true},
+	verbReserve: {takes: true, deniable: true, writes: onceOnly, op: decide.Consume, owes: upToMaxReserved},
+	verbTake:    {takes: true, deniable: true, writes: onceOnly, op: decide.Take, upTo: true},
+	verbCheck:   {deniable: true, op: decide.Check},
+	verbBalance: {op: decide.Check, owes: anything, ignoresCount: true, answers: balances, slots: true},
+	verbCharge:  {takes: true, settles: true, writes: onceOnly, op: decide.Consume, owes: anything},
+	verbRefund:  {refunds: true, settles: true, writes: onceOnly, op: decide.Refund},
+	verbReset:   {writes: repeatable, ignoresCount: true, answers: nothing, op: decide.Reset},
+	verbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing, op: decide.Move},
+	verbPause:   {pauses: true, writes: repeatable, owes: anything, answers: nothing, op: decide.Pause},
+	verbResume:  {pauses: true, writes: repeatable, ignoresCount: true, answers: nothing, op: decide.Resume},
 	verbHold:    {holds: true, slots: true, deniable: true, writes: onceOnly},
 	verbSettle:  {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbRelease: {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbOnce:    {holds: true, takes: true, deniable: true, writes: onceOnly},
-	verbEach:    {takes: true, deniable: true, writes: onceOnly, each: true},
+	verbEach:    {takes: true, deniable: true, writes: onceOnly, each: true, op: decide.Each},
 }
 
 // owes is how far below zero a verb may leave a balance.

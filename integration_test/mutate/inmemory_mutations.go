@@ -4,7 +4,7 @@ package main
 var inMemoryMutations = []mutation{
 	{
 		name: "inmemory-emptier-shard", file: "internal/inmemory/inmemory.go", what: "in memory, the emptier shard is taken from",
-		old: "d.available(rows[b], now) > d.available(rows[a], now)", new: "d.available(rows[b], now) < d.available(rows[a], now)",
+		old: "available(d, rows[b], now) > available(d, rows[a], now)", new: "available(d, rows[b], now) < available(d, rows[a], now)",
 		tests: "TestModel",
 	}, {
 		name: "inmemory-take-least", file: "internal/inmemory/inmemory.go", what: "in memory, a Take of several limits takes what the last one has",
@@ -47,8 +47,8 @@ var inMemoryMutations = []mutation{
 		old: "t.session.table, t.session.changes, t.aborted = t.table, t.changes, false", new: "t.session.table, t.aborted = t.table, false",
 		tests: "TestOverridesAndBlocks",
 	}, {
-		name: "memory-unblock", file: "internal/inmemory/overrides.go", what: "in memory, Unblock ends other overrides, too",
-		old: "(sql == dbsqlc.Restore || o.effect == \"block\")", new: "(sql == dbsqlc.Restore || o.effect != \"\")",
+		name: "memory-unblock", file: "internal/inmemory/statement.go", what: "in memory, Unblock ends other overrides, too",
+		old: "q.Global, \"block\")", new: "q.Global, \"numbers\", \"block\")",
 		tests: "TestOverridesAndBlocks",
 	},
 }

@@ -12,15 +12,15 @@ var verbMutations = []mutation{
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "verb-consume-owes", file: "ratelimit/verbs.go", what: "a Consume takes tokens that are not there",
-		old: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\"}", new: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\", owes: upToMaxReserved}",
+		old: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: decide.Consume}", new: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: decide.Consume, owes: upToMaxReserved}",
 		tests: "TestAReservationIsNoPermission|TestMaxReservedUnsetZeroAndPositiveAreThreeThings",
 	}, {
 		name: "verb-take-all", file: "ratelimit/verbs.go", what: "a Take takes its most or nothing",
-		old: "op: \"take\", upTo: true}", new: "op: \"consume\"}",
+		old: "op: decide.Take, upTo: true}", new: "op: decide.Consume}",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "verb-balance-denied", file: "ratelimit/verbs.go", what: "a Balance of a plan that grants nothing is denied",
-		old: "verbBalance: {op: \"check\",", new: "verbBalance: {deniable: true, op: \"check\",",
+		old: "verbBalance: {op: decide.Check,", new: "verbBalance: {deniable: true, op: decide.Check,",
 		tests: "TestBalanceOfPlansWithoutRows|TestBalanceUnderOverrides",
 	}, {
 		name: "reserve-at-once", file: "ratelimit/verbs.go", what: "the work of a reservation may run at once",

@@ -7,10 +7,15 @@ import (
 	"slices"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/decide"
 )
 
-// ID is the key of a limit's rows.
-type ID struct{ Name, Key string }
+// These are the values of the seam.
+type (
+	ID     = decide.ID
+	Demand = decide.Demand
+	Answer = decide.Answer
+)
 
 // Row is a row of ratelimit.limits. Its place in a list is its shard.
 type Row struct {
@@ -21,27 +26,6 @@ type Row struct {
 
 // Table is ratelimit.limits. The lists are never changed in place, so a copy of the map is a snapshot.
 type Table map[ID][]Row
-
-// Demand is a call's demand for one limit and key.
-type Demand struct {
-	ID
-	Limit  algebra.Limit
-	Shards int
-	Count  float64
-	Lowest float64 // the balance that may be left: see algebra.Limit.Lowest
-	Pick   [2]int  // the shards to look at first
-}
-
-// Answer is the decision. Rows has the rows of each demand: after a grant the new ones, or the one shard that the tokens
-// were taken from; otherwise those that led to the decision.
-type Answer struct {
-	Granted bool
-	Rows    [][]algebra.Row
-	Taken   float64 // by a Take, from each demand
-
-	Moved   []float64 // of a Refund: what came back to each demand
-	Waiting []int     // and the demands, from 1, of which work waits that is promised what they owe
-}
 
 // Isolation is what the level of a transaction changes.
 type Isolation bool
@@ -119,7 +103,7 @@ func (t Table) fromOneRowEach(ds []Demand, reserve bool, level Isolation, now al
 		if d.Shards > 1 || reserve {
 			lowest = 0
 		}
-		if picked[i] = t.pick(d, level, now); picked[i] < 0 || d.available(t[d.ID][picked[i]], now)-d.Count < lowest {
+		if picked[i] = t.pick(d, level, now); picked[i] < 0 || available(d, t[d.ID][picked[i]], now)-d.Count < lowest {
 			return Answer{}, false
 		}
 	}
@@ -127,7 +111,7 @@ func (t Table) fromOneRowEach(ds []Demand, reserve bool, level Isolation, now al
 	for i, d := range ds {
 		rows := append([]Row(nil), t[d.ID]...)
 		row := &rows[picked[i]]
-		row.Value = d.available(*row, now) - d.Count
+		row.Value = available(d, *row, now) - d.Count
 		row.TS = max(row.TS, now)
 		t[d.ID] = rows
 		a.Rows = append(a.Rows, []algebra.Row{row.Row})
@@ -142,18 +126,18 @@ func (t Table) pick(d Demand, level Isolation, now algebra.Micros) int {
 	if len(rows) != d.Shards {
 		return -1
 	}
-	a, b := min(d.Pick[0], d.Pick[1]), max(d.Pick[0], d.Pick[1])
+	a, b := int(min(d.Pick[0], d.Pick[1])), int(max(d.Pick[0], d.Pick[1]))
 	switch {
 	case level == Higher:
-		return d.Pick[0]
-	case d.available(rows[b], now) > d.available(rows[a], now):
+		return int(d.Pick[0])
+	case available(d, rows[b], now) > available(d, rows[a], now):
 		return b
 	}
 	return a
 }
 
 // available returns the tokens in one of the demand's shards.
-func (d Demand) available(row Row, now algebra.Micros) float64 {
+func available(d Demand, row Row, now algebra.Micros) float64 {
 	return d.Limit.Available(row.Row, d.Shards, now)
 }
 
@@ -227,29 +211,21 @@ func (t Table) Pause(ds []Demand, until, now algebra.Micros) (ends algebra.Micro
 	return ends
 }
 
-// Resume ends pauses, and returns how many rows were paused.
-func (t Table) Resume(ds []Demand, now algebra.Micros) (resumed int) {
+// Resume ends pauses.
+func (t Table) Resume(ds []Demand, now algebra.Micros) {
 	for _, d := range ds {
 		rows := t.rows(d.ID)
-		for _, row := range rows {
-			if row.TS > now {
-				resumed++
-			}
-		}
 		if d.Shards = len(rows); d.Shards > 0 {
 			t.set(d, algebra.Resume(rows, now))
 		}
 	}
-	return resumed
 }
 
-// Reset makes limits full again. It returns the number of deleted rows.
-func (t Table) Reset(ids []ID) (deleted int) {
-	for _, id := range ids {
-		deleted += len(t[id])
-		delete(t, id)
+// Reset makes limits full again.
+func (t Table) Reset(ds []Demand) {
+	for _, d := range ds {
+		delete(t, d.ID)
 	}
-	return deleted
 }
 
 // fill makes the rows of a limit that has none: it is full.

@@ -123,7 +123,7 @@ func orderLimits(noon algebra.Micros) (limits []Demand) {
 			window.Window, window.Start = true, noon%1e6
 			calendar.Window, calendar.Windows = true, &months
 			for _, l := range []algebra.Limit{l, window, calendar} {
-				limits = append(limits, Demand{ID: ID{"a", "k"}, Limit: l, Shards: shards, Lowest: l.Lowest(0)})
+				limits = append(limits, Demand{ID: ID{Name: "a", Key: "k"}, Limit: l, Shards: shards, Lowest: l.Lowest(0)})
 			}
 		}
 	}

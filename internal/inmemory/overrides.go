@@ -40,49 +40,33 @@ func changed(rows, changes []override) []override {
 	return rows
 }
 
-// decree runs a statement about overrides, if it is one.
-func (s *session) decree(sql string, a arguments) (answer row, ok bool) {
-	now := s.db.now
-	switch sql {
-	case dbsqlc.Override, dbsqlc.Block, dbsqlc.Restore, dbsqlc.Unblock:
-		if global := a[len(a)-2].(bool); global {
-			if err := s.checkKeyless(ID{Name: a[0].(string)}); err != nil {
-				return row{err: err}, true
-			}
+// restore ends overrides of these effects, and answers how many.
+func (s *session) restore(id ID, global bool, effects ...string) (answer any, err error) {
+	if global {
+		err = s.checkKeyless(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	ended := int32(0)
+	for _, o := range s.overrides() {
+		if o.ID == id && o.ends > s.db.now && slices.Contains(effects, o.effect) {
+			o.ends = s.db.now
+			s.changes = append(slices.Clip(s.changes), o)
+			ended++
 		}
 	}
-	switch sql {
-	case dbsqlc.Override:
-		o := override{ID: readOwner(&a), effect: "numbers"}
-		o.rate, o.capacity, o.maxReserved = take[pgtype.Float8](&a), take[pgtype.Float8](&a), take[pgtype.Float8](&a)
-		return s.make(o, &a), true
-	case dbsqlc.Block:
-		o := override{ID: readOwner(&a), effect: "block"}
-		return s.make(o, &a), true
-	case dbsqlc.Restore, dbsqlc.Unblock:
-		id, ended := readOwner(&a), int32(0)
-		for _, o := range s.overrides() {
-			if o.ID == id && o.ends > now && (sql == dbsqlc.Restore || o.effect == "block") {
-				o.ends = now
-				s.changes = append(slices.Clip(s.changes), o)
-				ended++
-			}
-		}
-		return row{value: ended}, true
-	case dbsqlc.Overrides:
-		return row{value: s.page()}, true
-	}
-	return row{}, false
-}
-
-func readOwner(a *arguments) ID {
-	name := take[string](a)
-	return ID{Name: name, Key: take[pgtype.Text](a).String}
+	return ended, nil
 }
 
 // make adds an override, and answers its id.
-func (s *session) make(o override, a *arguments) row {
-	until, lasts := take[*time.Time](a), take[pgtype.Interval](a)
+func (s *session) make(o override, global bool, until *time.Time, lasts pgtype.Interval) (answer any, err error) {
+	if global {
+		err = s.checkKeyless(o.ID)
+	}
+	if err != nil {
+		return nil, err
+	}
 	s.db.lastID++
 	o.id, o.made, o.ends = s.db.lastID, s.db.now, algebra.Forever
 	switch {
@@ -92,12 +76,15 @@ func (s *session) make(o override, a *arguments) row {
 		o.ends = s.db.now + algebra.Micros(lasts.Microseconds)
 	}
 	s.changes = append(slices.Clip(s.changes), o)
-	return row{value: o.id}
+	return o.id, nil
 }
 
 // page answers all overrides, also those that have ended, and those that are known: package ratelimit passes over the latter.
-func (s *session) page() []any {
-	var p dbsqlc.OverridesRow
+func (s *session) page() dbsqlc.OverridesRow {
+	p := dbsqlc.OverridesRow{
+		More: pgtype.Bool{Valid: true}, Snapshot: pgtype.Text{String: "1:1:", Valid: true},
+		At: pgtype.Timestamptz{Time: s.db.now.Time(), Valid: true}, Server: pgtype.Timestamptz{Time: start, Valid: true},
+	}
 	number := func(n pgtype.Float8) float64 {
 		if !n.Valid {
 			return -1
@@ -113,10 +100,7 @@ func (s *session) page() []any {
 		p.Rates, p.Capacities, p.MaxReserveds = append(p.Rates, number(o.rate)), append(p.Capacities, number(o.capacity)), append(p.MaxReserveds, number(o.maxReserved))
 		p.Untils, p.Mades = append(p.Untils, ends), append(p.Mades, int64(o.made))
 	}
-	return []any{
-		p.Ids, p.Names, p.Keys, p.Effects, p.Rates, p.Capacities, p.MaxReserveds, p.Untils, p.Mades, pgtype.Bool{Valid: true},
-		pgtype.Text{String: "1:1:", Valid: true}, pgtype.Timestamptz{Time: s.db.now.Time(), Valid: true}, pgtype.Timestamptz{Time: start, Valid: true},
-	}
+	return p
 }
 
 // under changes what a sweep takes for the numbers: as full as under each override that was in force within a day. It reports whether

@@ -5,10 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 // sweeping is a statement that deletes idle rows. Nothing is published here, so the numbers are those of the caller.
@@ -20,34 +19,27 @@ type sweeping struct {
 	at     algebra.Micros // since when a row must have been full
 }
 
-func readSweep(a arguments, now algebra.Micros) sweeping {
-	s := sweeping{name: take[string](&a)}
-	kind := take[string](&a)
-	s.limit.Rate = take[float64](&a)
-	unit := take[pgtype.Interval](&a)
-	s.limit.Period = take[time.Duration](&a)
-	s.limit.Capacity = take[float64](&a)
-	start := take[*time.Time](&a)
-	take[string](&a) // the key to begin with: here, a sweep is one batch
-	varies := take[pgtype.Interval](&a)
-	s.varies = algebra.Micros(int64(varies.Days)*24*time.Hour.Microseconds() + varies.Microseconds)
-	if at := take[*time.Time](&a); at != nil {
-		now = algebra.At(*at)
+// readSweep ignores the key to begin with: here, a sweep is one batch.
+func readSweep(p dbsqlc.SweepParams, now algebra.Micros) sweeping {
+	s := sweeping{name: p.Name, limit: algebra.Limit{Rate: p.Rate, Period: p.Period, Capacity: p.Capacity}}
+	s.varies = algebra.Micros(int64(p.Varies.Days)*24*time.Hour.Microseconds() + p.Varies.Microseconds)
+	if p.Now != nil {
+		now = algebra.At(*p.Now)
 	}
 	s.at = now - algebra.Micros(time.Hour.Microseconds())
-	s.limit.Window = kind == "fixed window" || kind == "calendar window"
+	s.limit.Window = p.Kind == "fixed window" || p.Kind == "calendar window"
 	s.start = func(key string, row Row) algebra.Micros {
 		switch {
-		case unit.Valid: // each key may have a zone of its own
+		case p.Unit.Valid: // each key may have a zone of its own
 			return row.TS
-		case start != nil:
-			return algebra.At(*start)
+		case p.Start != nil:
+			return algebra.At(*p.Start)
 		}
 		return algebra.Grid(cmp.Or(key, s.name), s.limit.Period)
 	}
 	for _, u := range calendar.Units {
 		c := calendar.Calendar{Unit: u}
-		if months, days := c.Step(); unit.Valid && months == int(unit.Months) && days == int(unit.Days) {
+		if months, days := c.Step(); p.Unit.Valid && months == int(p.Unit.Months) && days == int(p.Unit.Days) {
 			s.limit.Period = c.Longest()
 		}
 	}

@@ -10,9 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/txlimit/txlimit/internal/dbsqlc"
 	"github.com/txlimit/txlimit/internal/inschema"
 )
 
@@ -65,39 +63,12 @@ func (s *session) run(ctx context.Context, sql string, args []any) row {
 	if err := s.usable(ctx); err != nil {
 		return row{err: err}
 	}
-	sql = inschema.Back(sql)
-	if strings.HasPrefix(sql, "lock table ratelimit.turn_") { // by Hot: nothing ever waits here
-		return row{value: struct{}{}}
+	if strings.HasPrefix(inschema.Back(sql), "lock table ratelimit.turn_") { // by Hot: nothing ever waits here
+		return row{}
 	}
-	answer := s.answer(sql, args)
-	s.aborted = answer.err != nil
-	return answer
-}
-
-func (s *session) answer(sql string, args []any) row {
-	if sql == dbsqlc.Sweep {
-		return row{value: []any{pgtype.Int4{Int32: int32(s.sweep(readSweep(args[1:], s.db.now))), Valid: true}, pgtype.Text{}}}
-	}
-	if len(args) > 0 {
-		if answer, ok := s.decree(sql, args[1:]); ok {
-			return answer
-		}
-	}
-	statement, ok := read(sql, args)
-	if !ok {
-		return row{err: refused(sql)}
-	}
-	for _, d := range statement.demands {
-		s.touch(d.ID)
-		switch statement.query {
-		case dbsqlc.Pause, dbsqlc.Resume, dbsqlc.Reset:
-			if err := s.checkKeyless(d.ID); err != nil {
-				return row{err: err}
-			}
-		}
-	}
-	s.db.numbers = statement.demands[0].Limit
-	return statement.run(s.table, s.level, s.db.now)
+	err := s.ask(sql, args)
+	s.aborted = err != nil
+	return row{err}
 }
 
 // checkKeyless refuses the empty key, where it has no row and another key of the limit has one.
