@@ -50,13 +50,6 @@ type Balance struct {
 	PausedUntil time.Time
 }
 
-// The values of [Balance.Decides].
-const (
-	byDefinition = "definition"
-	byOverride   = "override"
-	byBlock      = "block"
-)
-
 // Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. Counts
 // are ignored. Errors are those of [Limiter.Check], without denials.
 //

@@ -3,12 +3,15 @@ package ratelimit
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/decide"
 )
 
 // answer is the database's decision about the demands of a call.
@@ -51,6 +54,34 @@ func (a *answer) setRows(demands int, rows []algebra.Row, ord []int32) bool {
 		*of = append(*of, rows[i])
 	}
 	return true
+}
+
+// rows reads the columns ord, value and ts, and assigns the rows to the demands. If ord is NULL, each demand has one row.
+func (r *record) rows(a *answer, demands int) {
+	places := r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4)
+	values := r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8)
+	ts := r.array(pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8)
+	if r.failed || values == nil || ts == nil || len(ts) != len(values) {
+		r.failed = true
+		return
+	}
+	rows := make([]algebra.Row, len(values))
+	for i := range values {
+		rows[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}
+	}
+	var ord []int32
+	if places != nil {
+		ord = make([]int32, len(places))
+		for i, place := range places {
+			ord[i] = int32(place)
+		}
+	}
+	r.failed = !a.setRows(demands, rows, ord)
+}
+
+// answerOf is the answer of a database in memory.
+func answerOf(a decide.Answer) *answer {
+	return &answer{granted: a.Granted, at: a.At, rows: a.Rows, taken: a.Taken, until: a.Until, held: held{moved: a.Moved, lost: a.Waiting}}
 }
 
 // Each query answers with one value: the function's row, encoded by record_send. Separate columns would need the function

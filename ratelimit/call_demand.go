@@ -34,9 +34,6 @@ func (d *demand) lowest() float64 {
 	return d.limit.numbers.Lowest(d.floor)
 }
 
-// limitKey is a limit, by its name, and a key.
-type limitKey struct{ name, key string }
-
 func (d *demand) id() limitKey { return limitKey{d.limit.name, d.key} }
 
 // demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
@@ -153,6 +150,19 @@ func (d *demand) validate(does *rules) error {
 			ErrExceedsCapacity, d.limit.name, d.count, capacity-d.floor)
 	}
 	return nil
+}
+
+// withoutRows takes the demands without rows out of all demands. It reuses the memory of all.
+func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []demand) {
+	for i := range all {
+		if rowless(&all[i]) {
+			taken = append(taken, all[i])
+		}
+	}
+	if taken == nil {
+		return all, nil
+	}
+	return slices.DeleteFunc(all, func(d demand) bool { return rowless(&d) }), taken
 }
 
 // anyOf reports whether is holds for any of the demands. They are large: slices.ContainsFunc would copy each.

@@ -6,6 +6,12 @@ import (
 	"time"
 )
 
+// Instants of this process are durations since it started, by the clock that does not step.
+var started = time.Now()
+
+// hashSeed is of the hashes of limits and keys in this process.
+var hashSeed = maphash.MakeSeed()
+
 // deniedLately remembers some limits and keys that this process was denied lately, and until when. A denied caller often asks
 // again soon, and a call that expects a denial reads before it writes, which is faster. No decision depends on this hint:
 // keys overwrite each other, and concurrent writes may mix.

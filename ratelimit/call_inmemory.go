@@ -16,18 +16,6 @@ func (r *reply) Question() any {
 // Answered is for a database in memory.
 func (r *reply) Answered(answer any) { r.answer = answer }
 
-// read reads the answer to a statement of a call.
-func (r *reply) read(s statement) (*answer, error) {
-	a, ok := r.answer.(decide.Answer)
-	if !ok {
-		return s.read(r, s.demands)
-	}
-	if err := r.Scan(); err != nil && (a.Granted || sqlState(err) != denialState) {
-		return nil, err
-	}
-	return answerOf(a), nil
-}
-
 // question is the call for a database in memory.
 func (c *call) question() decide.Question {
 	q := decide.Question{Op: c.op(), Reserve: c.reserves(), Within: c.within, Lasts: c.lasts, Now: c.now, OrRaise: c.orRaise}
@@ -45,9 +33,4 @@ func (c *call) question() decide.Question {
 		q.Demands[1].Lowest = c.lowestOfMove()
 	}
 	return q
-}
-
-// answerOf is the answer of a database in memory.
-func answerOf(a decide.Answer) *answer {
-	return &answer{granted: a.Granted, at: a.At, rows: a.Rows, taken: a.Taken, until: a.Until, held: held{moved: a.Moved, lost: a.Waiting}}
 }

@@ -23,9 +23,6 @@ type span struct {
 	free   bool   // everything is granted, and nothing is taken
 }
 
-// standing are the rules of what holds whatever is asked: a block changes no numbers.
-var standing = &rules{owes: upToMaxReserved, ignoresCount: true, answers: balances}
-
 // overrideEnds reports whether an override that is known for the demand has an end that is still to come.
 func (c *call) overrideEnds(d *demand) bool {
 	return c.inForce != nil && len(c.inForce[d.requests[0]].ends) > 0

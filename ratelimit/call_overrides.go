@@ -53,6 +53,13 @@ func (o *overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 	return applied, in
 }
 
+// The values of [Balance.Decides].
+const (
+	byDefinition = "definition"
+	byOverride   = "override"
+	byBlock      = "block"
+)
+
 // inForce is the override that decides a request. The zero value is none.
 type inForce struct {
 	by    string

@@ -158,26 +158,3 @@ func (r *record) instants(n int) (all []algebra.Micros) {
 	r.failed = !a.ended()
 	return all
 }
-
-// rows reads the columns ord, value and ts, and assigns the rows to the demands. If ord is NULL, each demand has one row.
-func (r *record) rows(a *answer, demands int) {
-	places := r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4)
-	values := r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8)
-	ts := r.array(pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8)
-	if r.failed || values == nil || ts == nil || len(ts) != len(values) {
-		r.failed = true
-		return
-	}
-	rows := make([]algebra.Row, len(values))
-	for i := range values {
-		rows[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}
-	}
-	var ord []int32
-	if places != nil {
-		ord = make([]int32, len(places))
-		for i, place := range places {
-			ord[i] = int32(place)
-		}
-	}
-	r.failed = !a.setRows(demands, rows, ord)
-}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -12,17 +11,6 @@ import (
 	"github.com/txlimit/txlimit/internal/decide"
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
-
-// statement is the SQL of a call: one of the queries in queries/ratelimit.sql, its arguments in their order there, and the
-// function that reads the answer. It is sent on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
-type statement struct {
-	sql     string
-	args    []any // the first place is free: see replyTo
-	asks    *call // for a database in memory; nil: none is asked
-	demands int   // number of demands
-	read    func(reply pgx.Row, demands int) (*answer, error)
-	update  updater // for which a plain UPDATE may be sent first; or nil
-}
 
 // statement is the shortest statement that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
 func (c *call) statement(ctx context.Context, orRaise bool) statement {
@@ -65,9 +53,6 @@ func (c *call) shortest(ctx context.Context, orRaise bool) statement {
 func (c *call) takesCounts() bool {
 	return c.does.takes && !c.reserves() && !c.does.upTo && !c.tooMuch()
 }
-
-// arguments leaves the first place free, for replyTo.
-func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }
 
 // consume takes one demand of a limit without shards.
 func consume(d demand, now *time.Time, expectDenial, orRaise bool) statement {

@@ -11,8 +11,23 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/decide"
 	"github.com/txlimit/txlimit/internal/inschema"
 )
+
+// statement is the SQL of a call: one of the queries in queries/ratelimit.sql, its arguments in their order there, and the
+// function that reads the answer. It is sent on a DB (wire.ask), or queued on a batch of the caller's (QueueConsume).
+type statement struct {
+	sql     string
+	args    []any // the first place is free: see replyTo
+	asks    *call // for a database in memory; nil: none is asked
+	demands int   // number of demands
+	read    func(reply pgx.Row, demands int) (*answer, error)
+	update  updater // for which a plain UPDATE may be sent first; or nil
+}
+
+// arguments leaves the first place free, for replyTo.
+func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }
 
 // wire sends statements to a DB, in the form that its connection needs.
 type wire struct {
@@ -107,6 +122,18 @@ func replyTo(args []any, commits bool, asks *call) *reply {
 	r := &reply{commits: commits, asks: asks}
 	args[0] = r
 	return r
+}
+
+// read reads the answer to a statement of a call.
+func (r *reply) read(s statement) (*answer, error) {
+	a, ok := r.answer.(decide.Answer)
+	if !ok {
+		return s.read(r, s.demands)
+	}
+	if err := r.Scan(); err != nil && (a.Granted || sqlState(err) != denialState) {
+		return nil, err
+	}
+	return answerOf(a), nil
 }
 
 // RewriteQuery chooses the form. Without a connection of pgx, it is the portable one.

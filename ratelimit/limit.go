@@ -282,3 +282,27 @@ func checkText(what, s string, maxLen int) error {
 	}
 	return nil
 }
+
+func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
+
+// empty reports whether the limit grants nothing by definition: a rate of 0, or no slots.
+func (l *Limit) empty() bool {
+	if l.slots {
+		return l.numbers.Capacity == 0
+	}
+	return l.numbers.Rate == 0
+}
+
+// grantsNothing reports whether the limit is empty or blocked.
+func (l *Limit) grantsNothing() bool { return l.empty() || l.blocked }
+
+// rowless reports whether the limit has no rows. It must be valid.
+func (l *Limit) rowless() bool { return !l.slots && l.numbers.Rate == 0 || l.unlimited() }
+
+// blockedText describes a block.
+func (l Limit) blockedText() string {
+	if l.until == algebra.Forever {
+		return "blocked"
+	}
+	return "blocked until " + l.until.Time().Add(time.Second-1).Format(time.RFC3339) // rounded up
+}

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -84,4 +85,14 @@ func (l *Limiter) observe(ctx context.Context, v verb, took time.Duration, resul
 	if l.Observer != nil {
 		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: took})
 	}
+}
+
+// timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
+// within 292 years of the year 1.
+func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
+	t = t.UTC()
+	if t.Year() < 1000 || t.Year() > 9999 {
+		return pgtype.Timestamptz{}, fmt.Errorf("%s, %v, is not between the years 1000 and 9999", what, t)
+	}
+	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }

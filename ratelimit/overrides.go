@@ -393,12 +393,6 @@ func (o *overrides) usable(page dbsqlc.OverridesRow) []change {
 	return changes
 }
 
-// Instants of this process are durations since it started, by the clock that does not step.
-var started = time.Now()
-
-// hashSeed is of the hashes of limits and keys in this process.
-var hashSeed = maphash.MakeSeed()
-
 // asDefined stands for NULL in a page.
 const asDefined = -1
 

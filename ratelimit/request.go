@@ -80,3 +80,6 @@ func (r Request) Count(tokens float64) Request {
 	}
 	return r
 }
+
+// limitKey is a limit, by its name, and a key.
+type limitKey struct{ name, key string }

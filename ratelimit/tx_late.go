@@ -184,3 +184,22 @@ func (t *lateTx) Rollback(ctx context.Context) error {
 	}
 	return t.tx.Rollback(ctx)
 }
+
+// read reads n results, up to the first error.
+func read(results pgx.BatchResults, batch *pgx.Batch, n int) error {
+	for range n {
+		if _, err := results.Exec(); err != nil {
+			return keepPrepared(batch, err)
+		}
+	}
+	return nil
+}
+
+// keepPrepared returns a query's error. pgx prepares the queries of a failed batch again, in case that was the cause. After
+// a denial or a conflict it was not, so pgx gets an empty batch: a flood of denials must not prepare anything.
+func keepPrepared(batch *pgx.Batch, err error) error {
+	if retryable(err) || sqlState(err) == denialState {
+		batch.QueuedQueries = nil
+	}
+	return err
+}

@@ -74,6 +74,9 @@ var verbs = map[verb]*rules{
 	verbEach:    {takes: true, deniable: true, writes: onceOnly, each: true, op: decide.Each},
 }
 
+// standing are the rules of what holds whatever is asked: a block changes no numbers.
+var standing = &rules{owes: upToMaxReserved, ignoresCount: true, answers: balances}
+
 // owes is how far below zero a verb may leave a balance.
 type owes byte
 

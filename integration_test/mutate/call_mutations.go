@@ -35,15 +35,15 @@ var callMutations = []mutation{
 		old: "return one, c.names[0], c.keys[0]", new: "return one, c.keys[0], c.names[0]",
 		tests: "TestStatementsAreWhatSqlcSends",
 	}, {
-		name: "commit-failed-answer", file: "ratelimit/call.go", what: "if COMMIT fails, the result before it is returned beside the error",
+		name: "commit-failed-answer", file: "ratelimit/call_decide.go", what: "if COMMIT fails, the result before it is returned beside the error",
 		old: "		return unanswered(c.verb, c.requests), explainCall(", new: "		return result, explainCall(",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
-		name: "record-order", file: "ratelimit/call_record.go", what: "the rows of several limits have each other's ts",
+		name: "record-order", file: "ratelimit/call_answer.go", what: "the rows of several limits have each other's ts",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-lengths", file: "ratelimit/call_record.go", what: "an answer with more instants than values is accepted",
+		name: "record-lengths", file: "ratelimit/call_answer.go", what: "an answer with more instants than values is accepted",
 		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	}, {
@@ -223,7 +223,7 @@ var callMutations = []mutation{
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",
 		tests: "TestBatches",
 	}, {
-		name: "plans-refund-covered", file: "ratelimit/call.go", what: "a refund may exceed the grant of an unlimited limit",
+		name: "plans-refund-covered", file: "ratelimit/call_decide.go", what: "a refund may exceed the grant of an unlimited limit",
 		old: "c.receipt.covers(c.rowless)", new: "c.receipt.covers(nil)",
 		tests: "TestAReceiptOfAnotherDefinition",
 	}, {

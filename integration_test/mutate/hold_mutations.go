@@ -235,7 +235,7 @@ var holdMutations = []mutation{
 		old: "               SET state = kind,", new: "               SET state = 'held',",
 		tests: "TestOnceCountsOnce|TestOnceAndHold",
 	}, {
-		name: "once-in-memory", file: "ratelimit/call.go", what: "the database in memory is asked what it does not have",
+		name: "once-in-memory", file: "ratelimit/call_decide.go", what: "the database in memory is asked what it does not have",
 		old: "	if isInMemory(db) && (c.does.holds || c.does.slots &&", new: "	if isInMemory(db) && c.does.slots && (c.does.holds ||",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
@@ -356,7 +356,7 @@ var holdMutations = []mutation{
 		old: ", who, 'release');", new: ", who);",
 		tests: "TestAnOperatorReleasesAHold",
 	}, {
-		name: "release-lost-no-error", file: "ratelimit/call.go", what: "a release of what is not this token's is no error",
+		name: "release-lost-no-error", file: "ratelimit/call_decide.go", what: "a release of what is not this token's is no error",
 		old: "c.does.holds && !result.OK && (!c.does.deniable ||", new: "c.does.holds && !result.OK && (c.verb == verbSettle ||",
 		tests: "TestHoldsRefuse",
 	}, {

@@ -63,11 +63,11 @@ var overrideMutations = []mutation{
 		old: "		if more = page.More.Bool; more {", new: "		if more = false; more {",
 		tests: "TestManyOverrides",
 	}, {
-		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
+		name: "override-retry-at", file: "ratelimit/call_result.go", what: "a denial by a block does not say when the block ends",
 		old: "r.setRetryAt(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.setRetryAt(algebra.Forever)",
 		tests: "TestABlockHolds",
 	}, {
-		name: "override-after-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing is for good, although another override follows",
+		name: "override-after-plan", file: "ratelimit/call_result.go", what: "a plan that grants nothing is for good, although another override follows",
 		old: "r.setRetryAt(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.setRetryAt(map[bool]algebra.Micros{true: algebra.Forever, false: c.blockedUntil(a.at, c.asides, c.rowless)}[c.refusal() == ReasonPlan])",
 		tests: "TestAnOverrideThatEnds",
 	}, {

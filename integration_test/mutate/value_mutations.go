@@ -123,7 +123,7 @@ var valueMutations = []mutation{
 		old: "t.Count-t.Refunded <= t.rounding()", new: "t.Count-t.Refunded <= 0",
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
-		name: "denial-forfeits", file: "ratelimit/result.go", what: "a request is reported OK although another one's wait denies it",
+		name: "denial-forfeits", file: "ratelimit/call_result.go", what: "a request is reported OK although another one's wait denies it",
 		old: "		if s.OK = !d.tooMuch && w.asked[i].Enough(w.lefts[i]); s.OK {\n", new: "		if s.OK {\n",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
@@ -131,7 +131,7 @@ var valueMutations = []mutation{
 		old: "func (r *rules) receipt() bool { return r.takes && r.deniable }", new: "func (r *rules) receipt() bool { return r.takes && r.deniable && !r.atMostFull }",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-retry", file: "ratelimit/result.go", what: "a Wait that can never be granted gets the advice to retry",
+		name: "wait-retry", file: "ratelimit/call_result.go", what: "a Wait that can never be granted gets the advice to retry",
 		old: "if !c.reserves() || a.granted", new: "if !c.forfeits() || a.granted",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
@@ -140,7 +140,7 @@ var valueMutations = []mutation{
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "plans-clock", file: "ratelimit/call_policy.go", what: "without a statement, the instant is not the Clock's",
-		old: "at: c.overrides.now(c.local)", new: "at: algebra.At(time.Now())",
+		old: "at: c.overrides.now(c.local)", new: "at: c.overrides.now(call{}.local)",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {
 		name: "period-short-sql", file: "migrations/engine/validate.sql", what: "a period by hand is shorter than 100 ms",
@@ -155,7 +155,7 @@ var valueMutations = []mutation{
 		old: "r.RetryAt, r.RetryAfter = instant(at), neverAfter", new: "r.RetryAt, r.RetryAfter = instant(at), 0*neverAfter",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-remaining", file: "ratelimit/call_policy.go", what: "0 tokens remain of an unlimited limit",
+		name: "plans-remaining", file: "ratelimit/call_result.go", what: "0 tokens remain of an unlimited limit",
 		old: "r.Remaining = min(r.Remaining, left)", new: "r.Remaining = min(r.Remaining, left, 0)",
 		tests: "TestAnUnlimitedLimitGrantsEverything",
 	}, {

@@ -59,7 +59,7 @@ var verbMutations = []mutation{
 		old: "return more.reaching(rows, from).When(", new: "return more.numbers.When(",
 		tests: "TestBalanceOfACustomersMonth",
 	}, {
-		name: "reason-quota", file: "ratelimit/call.go", what: "a denial for want of tokens looks like a block",
+		name: "reason-quota", file: "ratelimit/call_decide.go", what: "a denial for want of tokens looks like a block",
 		old: "cmp.Or(reason, result.known, ReasonQuota)", new: "cmp.Or(reason, result.known, ReasonBlock)",
 		tests: "TestADenialTellsWhy",
 	}, {
@@ -83,7 +83,7 @@ var verbMutations = []mutation{
 		old: "			case s.Limit.empty():", new: "			case s.Limit.empty() && !s.Limit.blocked:",
 		tests: "TestADenialTellsWhy",
 	}, {
-		name: "reason-none", file: "ratelimit/call.go", what: "a denial has no reason",
+		name: "reason-none", file: "ratelimit/call_decide.go", what: "a denial has no reason",
 		old: "cmp.Or(reason, result.known, ReasonQuota),", new: "cmp.Or(reason),",
 		tests: "TestADenialTellsWhyOnEveryWayIn",
 	},
