@@ -2,8 +2,8 @@ package ratelimit
 
 import "github.com/txlimit/txlimit/internal/decide"
 
-// A database in memory is asked by values: package decide says how. It finds the reply, a decide.Asker, where pgx finds a QueryRewriter, so a handle or a
-// batch between the two only has to pass the arguments on.
+// A database in memory is asked by values: see package decide. It finds the reply, a decide.Asker, where pgx finds a
+// QueryRewriter. So a handle or a batch between the two only has to pass the arguments on.
 
 // Question is for a database in memory.
 func (r *reply) Question() any {

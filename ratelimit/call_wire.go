@@ -102,7 +102,7 @@ func (sqlcWire) Query(context.Context, string, ...any) (pgx.Rows, error) {
 }
 
 // reply is the row of an answer. It is also the first argument, where pgx looks for a pgx.QueryRewriter: that is the only
-// way to learn the connection, and so the query mode, in which pgx sends the query. A database in memory looks there for a decide.Asker.
+// way to learn the connection, and so the query mode, in which pgx sends the query. A database in memory asks it there.
 type reply struct {
 	row      pgx.Row
 	portable bool

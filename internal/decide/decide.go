@@ -1,5 +1,5 @@
-// Package decide is the seam between package ratelimit and a database in memory: what a call asks and what is answered, as values. Postgres is asked
-// the same by SQL.
+// Package decide is the seam between package ratelimit and a database in memory: what a call asks and what is answered, as
+// values. Postgres is asked the same by SQL.
 package decide
 
 import (
@@ -10,11 +10,11 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Asker is the first argument of each statement of package ratelimit. A database in memory asks it, instead of reading SQL.
+// Asker is the first argument of each statement of package ratelimit. A database in memory asks it, and reads no SQL.
 type Asker interface {
 	// Question is a Question, or the parameters of a query of package dbsqlc.
 	Question() any
-	// Answered takes an Answer, a list with one of each demand for Each, or the row of the query.
+	// Answered takes an Answer (for Each, a list of them, one a demand) or the row of the query; nil if that failed.
 	Answered(answer any)
 }
 

@@ -1,5 +1,5 @@
-// Figures prints how many lines the repository has, by kind, and how many arrows between the files of package ratelimit run up. An
-// arrow is from a file to one that declares what it uses. The order of the files is one in which few arrows run up.
+// Figures prints how many lines the repository has, by kind, and how many arrows between the files of package ratelimit run
+// up. An arrow is from a file to one that declares what it uses. The order of the files is one in which few run up.
 package main
 
 import (
