@@ -25,7 +25,7 @@ var kinds = regexp.MustCompile(`^(?:(?P<generated>.*\.min\.)|(?P<data>.*testdata
 func main() {
 	listed, err := exec.Command("git", "ls-files").Output()
 	lines := map[string]int{}
-	for _, name := range strings.Fields(string(listed)) {
+	for name := range strings.FieldsSeq(string(listed)) {
 		text, _ := os.ReadFile(name)
 		kind := "generated"
 		if !bytes.Contains(text[:min(len(text), 200)], []byte("DO NOT EDIT")) {

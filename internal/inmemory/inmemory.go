@@ -10,10 +10,13 @@ import (
 	"github.com/txlimit/txlimit/internal/decide"
 )
 
-// These are the values of the seam.
+// The values of the seam.
 type (
-	ID     = decide.ID
+	// ID is of a limit's rows.
+	ID = decide.ID
+	// Demand is one of a call.
 	Demand = decide.Demand
+	// Answer is the decision.
 	Answer = decide.Answer
 )
 
