@@ -24,6 +24,10 @@ var kinds = regexp.MustCompile(`^(?:(?P<generated>.*\.min\.)|(?P<data>.*testdata
 
 func main() {
 	listed, err := exec.Command("git", "ls-files").Output()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "figures: git ls-files:", err)
+		os.Exit(1)
+	}
 	lines := map[string]int{}
 	for name := range strings.FieldsSeq(string(listed)) {
 		text, _ := os.ReadFile(name)
@@ -34,7 +38,7 @@ func main() {
 		}
 		lines[kind] += bytes.Count(text, []byte("\n"))
 	}
-	fmt.Println("lines:", lines, err)
+	fmt.Println("lines:", lines)
 
 	uses, arrows, up := uses("ratelimit"), 0, 0
 	for files := slices.Sorted(maps.Keys(uses)); len(files) > 0; {
