@@ -51,7 +51,7 @@ func docSQL(t *testing.T, page, words string) (block string) {
 	return block
 }
 
-// night has the limits of docs/operations.md, and a pool with their rows.
+// night has the limits of docs/incidents.md, and a pool with their rows.
 type night struct {
 	*testing.T
 	pool    *pgxpool.Pool
@@ -192,7 +192,7 @@ func toText(v any) string {
 func TestOperationsAt3AM(t *testing.T) {
 	long(t)
 	t.Parallel()
-	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
+	runDoc(t, "docs/incidents.md", map[string]func(n *night, sql string){
 		"ratelimit.keys('sendMessage'": func(n *night, sql string) {
 			succeeds(n, new(ratelimit.Limiter).Publish(n.Context(), n.pool, "web", nightMessages))
 			n.consume(n.pool, nightMessages.Key("has some").Count(3))
@@ -311,13 +311,13 @@ func TestOperationsAt3AM(t *testing.T) {
 					n.Error("another key is shut out")
 				}
 				if used { // with shards
-					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit.reset('sendMessage'"))
+					n.exec(docSQL(n.T, "docs/incidents.md", "ratelimit.reset('sendMessage'"))
 					sharded := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)).Key("user-17")
 					later := ratelimit.Limiter{Clock: n.limiter.Clock} // of a version with shards
 					if _, err := later.Consume(n.Context(), n.pool, sharded); err != nil {
 						n.Error(err)
 					}
-					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit.reset('sendMessage'"))
+					n.exec(docSQL(n.T, "docs/incidents.md", "ratelimit.reset('sendMessage'"))
 					n.exec(sql)
 					if result, err := later.Consume(n.Context(), n.pool, sharded); !denied(err) || result.RetryAfter < 59*time.Minute {
 						n.Errorf("with shards, shut out for %v, %v", result.RetryAfter, err)
@@ -329,17 +329,6 @@ func TestOperationsAt3AM(t *testing.T) {
 					n.Error("an hour later, the balance is not as usual")
 				}
 			}
-		},
-	})
-}
-
-// TestOperationsInProduction runs the SQL of the sections on production as printed.
-func TestOperationsInProduction(t *testing.T) {
-	long(t)
-	t.Parallel()
-	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
-		"ratelimit.sweep('sendMessage'": func(n *night, sql string) {
-			n.sweeps(sql, nightMessages.Name())
 		},
 		"ts > now() + interval '1 minute'": func(n *night, sql string) {
 			user := nightMessages.Key("user-17")
@@ -359,7 +348,7 @@ func TestOperationsInProduction(t *testing.T) {
 			n.locksInOrder("sendMessage", sql)
 
 			// What the page puts in place of the condition leaves paused keys out.
-			page, err := os.ReadFile("../docs/operations.md")
+			page, err := os.ReadFile("../docs/incidents.md")
 			succeeds(n, err)
 			others := regexp.MustCompile("\n- `(ts [^`]+)`").FindAllStringSubmatch(string(page), -1)
 			if len(others) != 2 {
@@ -376,6 +365,17 @@ func TestOperationsInProduction(t *testing.T) {
 			if keys := scan[int](n.T, n.pool, sql); keys != 1 || !n.consume(n.pool, paused) {
 				n.Errorf("%d keys reset, want the paused one", keys)
 			}
+		},
+	})
+}
+
+// TestOperationsInProduction runs the SQL of the sections on production as printed.
+func TestOperationsInProduction(t *testing.T) {
+	long(t)
+	t.Parallel()
+	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
+		"ratelimit.sweep('sendMessage'": func(n *night, sql string) {
+			n.sweeps(sql, nightMessages.Name())
 		},
 		"DISABLE TRIGGER limit_messages": func(n *night, sql string) {
 			mustExec(n.T, n.pool, docSQL(n.T, "docs/sql.md", "CREATE TRIGGER"))
@@ -604,7 +604,7 @@ func (n *night) renamesItsSchema() {
 	works(n.T, n.pool)
 }
 
-// docs/operations.md says that this does not work.
+// docs/incidents.md says that this does not work.
 func TestNoRowLiftsALimit(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []ratelimit.Limit{nightMessages, nightSignUps} {
@@ -626,7 +626,7 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", nightMessages))
 	succeeds(t, pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, name := range []string{"sendMessage", "signUps"} {
-			if _, err := tx.Exec(t.Context(), docSQL(t, "docs/operations.md", "ratelimit.keys('"+name+"'")); err != nil {
+			if _, err := tx.Exec(t.Context(), docSQL(t, "docs/incidents.md", "ratelimit.keys('"+name+"'")); err != nil {
 				return err
 			}
 		}

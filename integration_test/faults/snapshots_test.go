@@ -75,10 +75,10 @@ func (s *snapshots) grants(calls int) (pages int) {
 	return pages
 }
 
-// found is what the query of docs/operations.md and `txlimit locks` list of a holder, by its name or pid.
+// found is what the query of docs/incidents.md and `txlimit locks` list of a holder, by its name or pid.
 func (s *snapshots) found(holder, name string) (documented, listed bool) {
 	s.Helper()
-	page, err := os.ReadFile("../../docs/operations.md")
+	page, err := os.ReadFile("../../docs/incidents.md")
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func (s *snapshots) found(holder, name string) (documented, listed bool) {
 	return documented, listed
 }
 
-// TestWhatHoldsBackCleanup makes each holder of the table in docs/operations.md, and uses one key. If the holder keeps Postgres from removing old
+// TestWhatHoldsBackCleanup makes each holder of the table in docs/incidents.md, and uses one key. If the holder keeps Postgres from removing old
 // versions, the table grows. The query of the page and `txlimit locks` list those, and no others.
 func TestWhatHoldsBackCleanup(t *testing.T) {
 	t.Parallel()

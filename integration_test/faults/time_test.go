@@ -305,7 +305,7 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 	}
 	check()
 
-	// A key that was granted tokens in the year 2100 gets no refill until then, or until it is reset, as docs/operations.md
+	// A key that was granted tokens in the year 2100 gets no refill until then, or until it is reset, as docs/incidents.md
 	// says.
 	clock.to(year2100)
 	for _, c := range all {

@@ -601,7 +601,7 @@ func answerOf(r ratelimit.Result) answer {
 	return a
 }
 
-// resetByHand resets with the SQL of docs/operations.md.
+// resetByHand resets with the SQL of docs/incidents.md.
 func (w *worker) resetByHand(ctx context.Context, c *call) error {
 	_, err := w.pool.Exec(ctx, `DELETE FROM ratelimit.limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
 	c.Granted = err == nil

@@ -22,7 +22,8 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	if err := migrations.Prepare(ctx, db, ""); err != nil {
 		return err
 	}
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	versions := goose.WithTableName(migrations.VersionTable)
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, versions)
 	if err != nil {
 		return err
 	}
