@@ -61,10 +61,12 @@ func documented(t *testing.T) map[string]map[string]jsonField {
 			f.kind, f.null = strings.CutSuffix(f.kind, "?")
 			f.kind, f.array = strings.CutPrefix(f.kind, "[")
 			f.kind = strings.TrimSuffix(f.kind, "]")
-			if _, again := objects[object][cells[1]]; again {
-				t.Errorf("%s.%s is documented twice", object, cells[1])
+			for name := range strings.SplitSeq(cells[1], ", ") {
+				if _, again := objects[object][name]; again {
+					t.Errorf("%s.%s is documented twice", object, name)
+				}
+				objects[object][name] = f
 			}
-			objects[object][cells[1]] = f
 		}
 	}
 	return objects
