@@ -1,5 +1,5 @@
-// Service is a whole service with limits, from its start to a clean shutdown. docs/start-and-stop.md has it, word for word.
-// It needs a migrated database in DATABASE_URL, with the table of the page.
+// Service is a whole service with limits, from its start to a clean shutdown: docs/start-and-stop.md. It needs a migrated
+// database in DATABASE_URL, with the table of the page.
 package main
 
 import (
