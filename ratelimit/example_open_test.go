@@ -100,7 +100,8 @@ func ExampleOpen_script() {
 		if err != nil {
 			return err
 		}
-		_, err = limits.Block(ctx, pool, sendMessage.Key("user-17"), ratelimit.Terms{For: time.Hour, Reason: "spam", Who: "cleanup"})
+		_, err = limits.Block(ctx, pool, sendMessage.Key("user-17"),
+			ratelimit.Terms{For: time.Hour, Reason: "spam", Who: "cleanup"})
 		return err
 	}
 	if err := script(); err != nil {

@@ -45,7 +45,9 @@ func (c customer) request() ratelimit.Request {
 
 // lookUp reads a customer. With a lock, the row stays as it is until the transaction ends.
 func lookUp(ctx context.Context, tx pgx.Tx, id, lock string) (c customer, err error) {
-	err = tx.QueryRow(ctx, "SELECT id, plan, coalesce(quota, 0), zone, to_char(anchor, 'YYYY-MM-DD HH24:MI:SS') FROM customers WHERE id = $1 "+lock, id).
+	err = tx.QueryRow(ctx, `
+		SELECT id, plan, coalesce(quota, 0), zone, to_char(anchor, 'YYYY-MM-DD HH24:MI:SS')
+		  FROM customers WHERE id = $1 `+lock, id).
 		Scan(&c.id, &c.plan, &c.quota, &c.zone, &c.anchor)
 	return c, err
 }

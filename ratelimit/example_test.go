@@ -130,7 +130,8 @@ func ExampleLimiter_Hold() {
 	renders := ratelimit.Slots("renders", 2) // of each customer, at once
 	llmBudget := ratelimit.CalendarWindow("llmBudget", 100_000, ratelimit.Month)
 
-	held, err := limits.Hold(ctx, pool, "acme/job 17", 5*time.Minute, renders.Key("acme"), llmBudget.Key("acme").Count(2000)) // the estimate
+	held, err := limits.Hold(ctx, pool, "acme/job 17", 5*time.Minute,
+		renders.Key("acme"), llmBudget.Key("acme").Count(2000)) // the estimate
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -159,9 +160,11 @@ func ExampleLimiter_During() {
 	render := func(context.Context, task) error { return nil }
 
 	work := func(job task) {
-		err := limits.During(ctx, pool, job.Customer+"/render/"+job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
-			return nil, render(ctx, job) // which must end when ctx does
-		}, renders.Key(job.Customer), rendersInAll.Global())
+		id := job.Customer + "/render/" + job.ID
+		err := limits.During(ctx, pool, id, time.Minute,
+			func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+				return nil, render(ctx, job) // which must end when ctx does
+			}, renders.Key(job.Customer), rendersInAll.Global())
 		denial, denied := errors.AsType[*ratelimit.DeniedError](err)
 		switch {
 		case err == nil:
@@ -757,7 +760,8 @@ func ExampleLimit_With() {
 }
 
 func ExampleCalendarWindow() {
-	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month, ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2026-01-31"))
+	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month,
+		ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2026-01-31"))
 
 	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
 	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
@@ -971,7 +975,8 @@ func ExampleLimiter_Override() {
 
 	// The business row and the numbers are committed together.
 	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := limits.Override(ctx, tx, signUps.Key("acme"), ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
+		_, err := limits.Override(ctx, tx, signUps.Key("acme"),
+			ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
 		return err
 	})
 	if err != nil {
@@ -1004,7 +1009,8 @@ func ExampleLimiter_Block() {
 		}
 		_, again := limits.Consume(ctx, pool, deniedGuesses.Key(address))
 		if errors.Is(again, ratelimit.ErrDenied) {
-			_, again = limits.Block(ctx, pool, failedByAddress.Key(address), ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses passwords", Who: "login"})
+			_, again = limits.Block(ctx, pool, failedByAddress.Key(address),
+				ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses passwords", Who: "login"})
 		}
 		return errors.Join(err, again)
 	}

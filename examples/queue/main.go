@@ -54,7 +54,8 @@ func enqueue(ctx context.Context, tx pgx.Tx, document int) error {
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "INSERT INTO jobs (run_at, receipt, payload) VALUES ($1, $2, jsonb_build_array($3::int, $4::int))",
+		_, err = tx.Exec(ctx, `
+			INSERT INTO jobs (run_at, receipt, payload) VALUES ($1, $2, jsonb_build_array($3::int, $4::int))`,
 			reserved.RetryAt, reserved.Receipt(), document, part)
 		if err != nil {
 			return err

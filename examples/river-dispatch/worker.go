@@ -44,25 +44,27 @@ func (w *worker) Work(ctx context.Context, job *river.Job[email]) error {
 	if w.mode != reserved {
 		requests = append(requests, rates.Key(job.Args.Tenant))
 	}
-	err := w.limits.During(ctx, w.pool, fmt.Sprintf("%s/email/%d", job.Args.Tenant, job.ID), ttl, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
-		if err := w.began(ctx, job, held); err != nil {
-			return nil, err
-		}
-		if err := send(ctx, w.number); err != nil {
-			return nil, err
-		}
-		// The job is completed and its hold is settled together, or neither is. After ErrHoldLost, River tries the job again.
-		return nil, w.limits.InTx(ctx, w.pool, func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job); err != nil {
-				return err
+	id := fmt.Sprintf("%s/email/%d", job.Args.Tenant, job.ID)
+	err := w.limits.During(ctx, w.pool, id, ttl,
+		func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
+			if err := w.began(ctx, job, held); err != nil {
+				return nil, err
 			}
-			if err := w.ended(ctx, tx, held); err != nil {
-				return err
+			if err := send(ctx, w.number); err != nil {
+				return nil, err
 			}
-			_, err := w.limits.Settle(ctx, tx, held.Token)
-			return err
-		}, ratelimit.Isolation(pgx.ReadCommitted))
-	}, requests...)
+			// The job is completed and its hold is settled together, or neither is. After ErrHoldLost, River tries the job again.
+			return nil, w.limits.InTx(ctx, w.pool, func(ctx context.Context, tx pgx.Tx) error {
+				if _, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job); err != nil {
+					return err
+				}
+				if err := w.ended(ctx, tx, held); err != nil {
+					return err
+				}
+				_, err := w.limits.Settle(ctx, tx, held.Token)
+				return err
+			}, ratelimit.Isolation(pgx.ReadCommitted))
+		}, requests...)
 	if denied, is := errors.AsType[*ratelimit.DeniedError](err); is {
 		return snooze(denied, job.Metadata, w.mode != atOnce)
 	}

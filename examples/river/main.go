@@ -69,7 +69,10 @@ func enqueue(ctx context.Context, tx pgx.Tx, jobs *river.Client[pgx.Tx], documen
 			// a job that may run at once gets no ScheduledAt.
 			options.ScheduledAt = reserved.RetryAt
 		}
-		args := call{Document: document, Part: part, Receipt: reserved.Receipt(), ReservedAt: reserved.At, RunAt: reserved.RetryAt}
+		args := call{
+			Document: document, Part: part,
+			Receipt: reserved.Receipt(), ReservedAt: reserved.At, RunAt: reserved.RetryAt,
+		}
 		if _, err := jobs.InsertTx(ctx, tx, args, &options); err != nil {
 			return err
 		}

@@ -60,7 +60,8 @@ func ExampleInterceptor() {
 	// gRPC:
 	_ = grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer()), grpc.ChainStreamInterceptor(limit.StreamServer()))
 	// Connect:
-	mux.Handle("/acme.v1.Greeter/Greet", connect.NewUnaryHandler("/acme.v1.Greeter/Greet", greet, connect.WithInterceptors(limit)))
+	mux.Handle("/acme.v1.Greeter/Greet",
+		connect.NewUnaryHandler("/acme.v1.Greeter/Greet", greet, connect.WithInterceptors(limit)))
 }
 
 // Clients without an account are counted by their address, behind one proxy. Each message of a stream takes as many tokens as it
