@@ -45,7 +45,7 @@ Arguments:
   role  the role
   work  'look'     reads limits, keys, holds, overrides and usage: Check, ratelimit.keys, a page that only reads
         'consume'  what a program needs, with all that Open does. It may not override
-        'operate'  looks, and overrides, blocks, restores, resets and releases
+        'operate'  looks, and overrides, blocks, restores, resets, releases and sweeps
 
 Roles that were granted may also use the functions that later migrations make. docs/security.md says what each of them can do, and how to take it back
 $text$;
