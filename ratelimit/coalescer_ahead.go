@@ -1,0 +1,210 @@
+package ratelimit
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// What a Coalescer with Ahead knows of one limit and key. It is pure: time is an argument, and the caller has the lock. So
+// coalescer_ahead_model_test.go tries all that can happen with it, and coalescer_ahead_test.go has rows.
+
+const (
+	// plenty is the least balance of which tokens are taken ahead, and share the part of it that may be: a quarter.
+	plenty, share = 100, 4
+	// lateness is after how many times Ahead what is not used no longer comes back.
+	lateness = 3
+	// maxLots bounds the lots of a key: each of them was too small for a call, so that another statement took more.
+	maxLots = 4
+)
+
+// localTime is an instant of this process. The monotonic clock stands still while a machine is suspended. The wall clock can be set.
+type localTime struct{ mono, wall time.Duration }
+
+func localNow() localTime {
+	now := time.Now()
+	return localTime{now.Sub(started), time.Duration(now.UnixNano())}
+}
+
+// since is the most time that can have passed since an earlier instant. It is not known if the wall clock was set back.
+func (t localTime) since(before localTime) (passed algebra.Micros, known bool) {
+	wall := t.wall - before.wall
+	return algebra.Micros((max(t.mono-before.mono, wall) + time.Microsecond - 1) / time.Microsecond), wall >= 0
+}
+
+// lot is what one statement took of a limit and key for calls that were still to come.
+type lot struct {
+	sent localTime      // before the statement was sent
+	at   algebra.Micros // of its decision, by the database's clock
+	ends algebra.Micros // the window, by the database's clock; algebra.Forever: a token bucket
+	row  algebra.Row    // after the statement, as if what is left of the lot had not been taken
+	left float64        // tokens that no call has used
+}
+
+// instant is the latest that the database's clock can show now. A lot is usable until it is Ahead old, and in its window only.
+func (l *lot) instant(now localTime, ahead time.Duration) (at algebra.Micros, usable bool) {
+	passed, known := now.since(l.sent)
+	at = l.at + passed
+	return at, known && passed <= algebra.Micros(ahead.Microseconds()) && at < l.ends
+}
+
+// take uses tokens of the lot for a call. What a receipt of the call says is as if the call had been in the statement.
+func (l *lot) take(count float64) {
+	l.left -= count
+	l.row.Value -= count
+}
+
+// held is what a receipt says was left by a statement that took what is left of the lot, from a full limit. So of a bucket, at most
+// what is left less the refill since then comes back, whatever others have taken. Without these tokens, the bucket would have been full for
+// some of that time, and would have refilled less; not more than for all of it. The gap by which Refund gives back otherwise is wider: it has
+// also what others have ahead, and two that give back by it give back more than both have taken.
+func (l *lot) held(capacity float64) float64 { return capacity - l.left }
+
+// forecast is what is known of a limit and key: what is there for the calls to come, and how much they will ask for.
+type forecast struct {
+	schema string
+	limit  Limit // all that follows is about these numbers
+	lots   []*lot
+	epoch  int  // what a statement took is lost if it was asked for in an earlier one
+	asking bool // a statement on its way takes some ahead
+
+	denied *denied
+
+	balance float64       // of the row, when it was last asked
+	trip    time.Duration // of the last statement
+	quiet   time.Duration // nothing is taken ahead before: the key was denied, or not only consumed
+	// Tokens asked for, in the present span of Ahead and in the one before.
+	began         localTime
+	asked, before float64
+}
+
+// ask notes that a call asks for tokens. By other numbers, all that was known is void.
+func (f *forecast) ask(limit *Limit, count float64, now localTime, ahead time.Duration) {
+	if f.limit != *limit {
+		f.void(now, ahead)
+		f.limit = *limit
+	}
+	if spans := (now.mono - f.began.mono) / ahead; spans > 0 {
+		if f.before = f.asked; spans > 1 {
+			f.before = 0
+		}
+		f.began, f.asked = now, 0
+	}
+	f.asked += count
+}
+
+// idle reports whether the key was not asked for so long that nothing of it is of use.
+func (f *forecast) idle(now localTime, ahead time.Duration) bool {
+	return now.mono-f.began.mono > lateness*ahead && len(f.lots) == 0 && !f.asking
+}
+
+// take grants tokens of the oldest lot that has enough. Without one, it returns nil.
+func (f *forecast) take(count float64, now localTime, ahead time.Duration) (l *lot, at algebra.Micros) {
+	for _, l := range f.lots {
+		if at, usable := l.instant(now, ahead); usable && l.left >= count {
+			l.take(count)
+			return l, at
+		}
+	}
+	return nil, 0
+}
+
+// wants is how many tokens a statement should take ahead: what the calls of the last Ahead asked for, less that of a round trip, in
+// which nothing is there, and what is there already. It is at most a share of what the row had when it was last asked, of which the
+// statement makes sure: see [forecast.floor].
+func (f *forecast) wants(now localTime, ahead time.Duration) float64 {
+	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.balance < plenty || len(f.lots) >= maxLots {
+		return 0
+	}
+	wanted := f.before*max(0, 1-float64(now.mono-f.began.mono)/float64(ahead)) + f.asked
+	wanted *= 1 - float64(f.trip)/float64(ahead)
+	for _, l := range f.lots {
+		if _, usable := l.instant(now, ahead); usable {
+			wanted -= l.left
+		}
+	}
+	return max(math.Floor(min(wanted, f.balance/share)), 0)
+}
+
+// floorAhead is the least balance that may be left by a statement that takes tokens ahead.
+func floorAhead(count float64) float64 { return max((share-1)*count, plenty-count) }
+
+// learn notes what a statement found: the balance that it left, or that it was denied.
+func (f *forecast) learn(balance float64, granted bool, sent, now localTime, ahead time.Duration) {
+	f.balance, f.trip = balance, now.mono-sent.mono
+	if !granted {
+		f.quiet = max(f.quiet, now.mono+ahead)
+	}
+}
+
+// land adds what a committed statement took ahead, unless everything is void since it was asked for.
+func (f *forecast) land(l lot, epoch int) {
+	if epoch == f.epoch {
+		f.lots = append(f.lots, &l)
+	}
+}
+
+// void forgets lots and denials: their tokens are lost. For a while, nothing more is taken ahead.
+func (f *forecast) void(now localTime, ahead time.Duration) {
+	f.lots, f.denied, f.asking, f.balance = nil, nil, false, 0
+	f.epoch++
+	f.quiet = max(f.quiet, now.mono+ahead)
+}
+
+// unused takes out the lots that are no longer of use, and returns those of which something may come back: once, and not after their
+// window, nor so late that others no longer expect it.
+func (f *forecast) unused(now localTime, ahead time.Duration) (back []lot) {
+	f.lots = slices.DeleteFunc(f.lots, func(l *lot) bool {
+		if l.left == 0 {
+			return true
+		}
+		at, usable := l.instant(now, ahead)
+		if passed, known := now.since(l.sent); !usable && known && at < l.ends && passed <= lateness*algebra.Micros(ahead.Microseconds()) {
+			back = append(back, *l)
+		}
+		return !usable
+	})
+	return back
+}
+
+// denied is a call that a statement has denied.
+type denied struct {
+	sent localTime      // before the statement was sent
+	at   algebra.Micros // of its decision, by the database's clock
+	ds   []demand
+	rows [][]algebra.Row
+	of   int // the demand that was denied
+}
+
+// deny notes that a statement has denied a call, if just one of its demands was: this one's.
+func (f *forecast) deny(ds []demand, a *answer, of int, sent localTime) {
+	if f.denied == nil || f.denied.at < a.at {
+		f.denied = &denied{sent: sent, at: a.at, ds: slices.Clone(ds), rows: a.rows, of: of}
+	}
+}
+
+// denies answers a call that asks for at least as much as one that was denied, until the tokens of the latter may be there, and
+// for at most Ahead. Otherwise it returns nil.
+func (f *forecast) denies(ds []demand, now localTime, ahead time.Duration) *answer {
+	d := f.denied
+	if d == nil || len(ds) != len(d.ds) {
+		return nil
+	}
+	passed, known := now.since(d.sent)
+	if !known || passed > algebra.Micros(ahead.Microseconds()) {
+		f.denied = nil
+		return nil
+	}
+	for i := range ds {
+		if x, y := &ds[i], &d.ds[i]; x.key != y.key || x.limit != y.limit || x.floor != y.floor || x.count < y.count {
+			return nil
+		}
+	}
+	at, by := d.at+passed, &d.ds[d.of]
+	if by.numbers.Enough(d.rows[d.of], by.count, by.floor, at) {
+		return nil
+	}
+	return &answer{at: at, rows: d.rows}
+}
