@@ -29,6 +29,7 @@ type call struct {
 	old       bool           // the lists of windows reach back far
 	orRaise   bool           // a denial is an error of the statement
 	within    algebra.Micros // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
+	answered  *answer        // by a statement of its own
 	patience  algebra.Micros // how long the work may wait, if a floor bounds it that overrides change later; algebra.Forever: no bound
 }
 

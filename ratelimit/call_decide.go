@@ -105,6 +105,7 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 		a, err = w.ask(ctx, c.statement(ctx, false))
 	}
 	if err == nil {
+		c.answered = a
 		c.fill(result, a)
 	}
 	return err

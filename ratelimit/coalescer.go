@@ -56,8 +56,21 @@ type Coalescer struct {
 	// each waits for the pace.
 	Pace time.Duration
 
+	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without the database. The
+	// default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid]. 50 ms is much for a key that many want.
+	//
+	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T + Ahead) in any span T, and a
+	// window never more than its rate. Only plenty is taken ahead: what the calls of the last Ahead asked for, at most a quarter of what is
+	// left, and nothing below 100 left. What is not used in time comes back, less what the rate has refilled; if the process dies
+	// or the answer is lost, it is lost. A denial, too, is remembered until its RetryAt, but for at most Ahead.
+	//
+	// It is for Consume of whole tokens. Others see what is taken ahead as used. What another process does with a key, such as Reset or
+	// Block, is seen after at most Ahead. docs/contention.md says when to use it.
+	Ahead time.Duration
+
 	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that went
-	// straight to the pool counts as 1. It is called by several goroutines at once, while the calls wait for their answers:
+	// straight to the pool counts as 1. With Ahead, the number includes calls that were decided in memory since the statement
+	// before; so a statement by which tokens come back may be among them. It is called by several goroutines at once, while the calls wait for their answers:
 	// it should be quick. It must not use the Coalescer, which could wait for itself. It must not panic: no caller could
 	// recover the panic, so the process would end.
 	OnBatch func(calls int)
@@ -72,6 +85,8 @@ type Coalescer struct {
 	serves   bool // it has been called
 	schema   string
 	schedule schedule
+
+	memory memory // with Ahead
 }
 
 // coalescer lets coalescerOf find a Coalescer in a DB.
@@ -85,6 +100,7 @@ func (c *Coalescer) Close() {
 	c.closed = true
 	c.mu.Unlock()
 	c.calls.Wait()
+	c.closeAhead()
 }
 
 // QueryRow sends the query straight to the pool.
@@ -110,6 +126,18 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 	if _, err := inschema.Text("", asked.schema); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	foreseeable, queued := false, false
+	if c.Ahead != 0 {
+		if err := c.checkAhead(); err != nil {
+			return err
+		}
+		if foreseeable = asked.foreseeable(); foreseeable {
+			var decided bool
+			if decided, queued = c.recall(asked, result); decided {
+				return nil
+			}
+		}
+	}
 	c.mu.Lock()
 	if !c.serves {
 		c.serves, c.schema = true, asked.schema
@@ -131,10 +159,15 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 		c.mu.Unlock()
 		return c.send(ctx, asked, result)
 	}
-	w := c.schedule.arrive(asked.demands, asked.now, c.now(), c.Pace)
+	w := c.schedule.arrive(asked.demands, asked.now, queued, c.now(), c.Pace)
 	c.startAndUnlock()
 	if w == nil {
-		return c.direct(ctx, asked, result, false)
+		sent := localNow()
+		err := c.direct(ctx, asked, result, false)
+		if foreseeable && err == nil {
+			c.learn(asked, asked.answered, sent)
+		}
+		return err
 	}
 
 	select {
@@ -156,6 +189,9 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 	if err == nil && !direct {
 		if unsure = asked.unsure(&w.answer); !unsure {
 			asked.fillRows(result, &w.answer)
+			if foreseeable {
+				c.learn(asked, &w.answer, flight.sent)
+			}
 		}
 	}
 	*w = waiter{done: w.done}
@@ -195,8 +231,11 @@ func (c *Coalescer) now() (now time.Time) {
 func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
+		extras := c.askAhead(b)
 		b.group()
-		c.landed(b, c.coalesce(b), nil)
+		err := c.coalesce(b)
+		c.takeAhead(b, extras, err)
+		c.landed(b, err, nil)
 		b.flight.told.Wait() // so that callers that ask again at once share the next statement
 		b.clear()
 	}
@@ -264,9 +303,15 @@ func (c *Coalescer) send(ctx context.Context, asked *call, result *Result) error
 	return err
 }
 
-// reportBatch reports a statement to OnBatch.
+// reportBatch reports a statement to OnBatch, with what memory has decided since the one before.
 func (c *Coalescer) reportBatch(calls int, err error) {
-	if err == nil && c.OnBatch != nil {
+	if err != nil || c.OnBatch == nil {
+		return
+	}
+	if c.Ahead != 0 {
+		calls += int(c.memory.unreported.Swap(0))
+	}
+	if calls > 0 {
 		c.OnBatch(calls)
 	}
 }

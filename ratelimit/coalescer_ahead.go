@@ -154,13 +154,14 @@ func (f *forecast) void(now localTime, ahead time.Duration) {
 }
 
 // unused takes out the lots that are no longer of use, and returns those of which something may come back: once, and not after their
-// window, nor so late that others no longer expect it.
-func (f *forecast) unused(now localTime, ahead time.Duration) (back []lot) {
+// window, nor so late that others no longer expect it. With all, none is of use any more.
+func (f *forecast) unused(now localTime, ahead time.Duration, all bool) (back []lot) {
 	f.lots = slices.DeleteFunc(f.lots, func(l *lot) bool {
 		if l.left == 0 {
 			return true
 		}
 		at, usable := l.instant(now, ahead)
+		usable = usable && !all
 		if passed, known := now.since(l.sent); !usable && known && at < l.ends && passed <= lateness*algebra.Micros(ahead.Microseconds()) {
 			back = append(back, *l)
 		}

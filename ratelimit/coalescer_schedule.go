@@ -96,6 +96,7 @@ const (
 type flight struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
+	sent    localTime      // not after its statement, or the one before if that left calls undecided
 	waiting int            // callers that wait for it
 	decided bool           // its callers can no longer leave
 	told    sync.WaitGroup // once it is decided: callers that do not have their answer yet
@@ -122,15 +123,16 @@ func newFlight(waiters []*waiter) *flight {
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
-// arrive takes a call in. Without a waiter in return, the call has a place, and is sent by itself.
-func (s *schedule) arrive(ds []demand, clock pgtype.Timestamptz, now time.Time, pace time.Duration) *waiter {
+// arrive takes a call in. Without a waiter in return, the call has a place, and is sent by itself. With queued, it is not: its statement
+// is to take tokens ahead.
+func (s *schedule) arrive(ds []demand, clock pgtype.Timestamptz, queued bool, now time.Time, pace time.Duration) *waiter {
 	blamed := s.blamed.has(ds)
 	if len(s.queue) == 0 {
 		clear(s.claimed)
 	}
 	if s.places < maxPlaces && !s.waits(ds, blamed) && !s.claimed.has(ds) {
 		s.places++
-		if len(s.queue) == 0 && !blamed && s.takeTurn(now, pace) == 0 {
+		if len(s.queue) == 0 && !blamed && !queued && s.takeTurn(now, pace) == 0 {
 			s.busy.add(ds)
 			return nil
 		}
@@ -211,6 +213,7 @@ func (s *schedule) landed(b *batch, err error, others []*waiter) (again bool, fl
 	}
 	if len(others) > 0 {
 		flightOfOthers = newFlight(others)
+		flightOfOthers.sent = b.flight.sent
 		s.vacate(b)
 		s.occupy(b, others)
 		s.fill()

@@ -649,7 +649,7 @@ func (p *play) arrive(name string, keys []string) {
 		p.t.Fatal(err)
 	}
 	c := &played{name: name, ds: asked.demands}
-	c.waiter = p.s.arrive(c.ds, pgtype.Timestamptz{Time: time.Unix(int64(number(clock)), 0), Valid: clock != ""}, p.now, p.pace)
+	c.waiter = p.s.arrive(c.ds, pgtype.Timestamptz{Time: time.Unix(int64(number(clock)), 0), Valid: clock != ""}, false, p.now, p.pace)
 	if p.calls[name] = c; c.waiter == nil {
 		p.places = append(p.places, &place{alone: c})
 		p.sent = append(p.sent, name)

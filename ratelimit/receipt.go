@@ -131,6 +131,9 @@ func (r Result) Receipt() Receipt {
 		return r.receipt.text()
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.runAt.Time()}
+	if r.takenAt != 0 {
+		made.At = r.takenAt.Time()
+	}
 	places := map[limitKey]int{}
 	for _, s := range r.Requests {
 		if s.took.rows == 0 && !s.took.rowless {

@@ -57,6 +57,7 @@ type Result struct {
 	held        held           // of a verb about holds
 	known       Reason         // of a Hold that is denied since its id is known
 	runAt       algebra.Micros // of a grant: when the work may run
+	takenAt     algebra.Micros // of a grant in memory: when the tokens were taken; 0: at At
 
 	sooner func(local pgtype.Timestamptz) algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
 }

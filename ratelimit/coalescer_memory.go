@@ -1,0 +1,393 @@
+package ratelimit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+// The side of a Coalescer with Ahead that has clocks, locks and statements. What it knows of a key is a forecast.
+
+const (
+	minAhead, longestAhead = time.Millisecond, time.Second
+	// maxForecasts bounds the keys of a Coalescer that have a forecast. The calls for others are asked as without Ahead.
+	maxForecasts = 10_000
+	// leastSweep is the least time between two looks for what is not used.
+	leastSweep = 5 * time.Millisecond
+)
+
+// memory has the forecasts of a Coalescer. Its parts have locks of their own, so that no call waits for all keys.
+type memory struct {
+	parts      [64]part
+	forecasts  atomic.Int64
+	unreported atomic.Int64 // calls that were decided in memory, and that OnBatch was not told of
+	closed     atomic.Bool
+	known      sync.Once // it is in remembering
+	sweeping   atomic.Bool
+	returning  atomic.Pointer[returning]
+}
+
+type part struct {
+	mu    sync.Mutex
+	byKey map[limitKey]*forecast
+}
+
+// returning is what is on its way back. void waits for it.
+type returning struct {
+	mu   sync.Mutex
+	keys map[limitKey]struct{}
+	done chan struct{}
+}
+
+func (m *memory) part(id limitKey) *part {
+	return &m.parts[maphash.Comparable(hashSeed, id)%uint64(len(m.parts))]
+}
+
+// of is the forecast of a demand, with the part's lock. It is nil if there are too many.
+func (m *memory) of(p *part, d *demand, schema string) *forecast {
+	id := d.id()
+	if f := p.byKey[id]; f != nil || m.closed.Load() {
+		if f != nil && f.schema == schema {
+			return f
+		}
+		return nil
+	}
+	if m.forecasts.Load() >= maxForecasts {
+		return nil
+	}
+	if p.byKey == nil {
+		p.byKey = map[limitKey]*forecast{}
+	}
+	f := &forecast{schema: schema}
+	p.byKey[id] = f
+	m.forecasts.Add(1)
+	return f
+}
+
+// checkAhead checks the field Ahead.
+func (c *Coalescer) checkAhead() error {
+	if c.Ahead < minAhead || c.Ahead > longestAhead {
+		return fmt.Errorf("%w: Coalescer.Ahead is %v, and not 0 or between %v and %v (a bare number in Go is nanoseconds)", ErrInvalid, c.Ahead, minAhead, longestAhead)
+	}
+	return nil
+}
+
+// foreseeable reports whether memory may decide the call: a Consume of whole tokens, by the clock of the database.
+func (c *call) foreseeable() bool {
+	return c.verb == verbConsume && !c.now.Valid && !c.goesAlone() && !anyOf(c.demands, func(d *demand) bool {
+		return d.count < 1 || d.count != math.Trunc(d.count) || d.limit.maxReserved > 0 && !math.IsInf(d.limit.maxReserved, 1)
+	})
+}
+
+// recall decides a call in memory, if that has enough of each demand, or a denial. Otherwise it returns nil, and whether a statement for
+// the call should take more.
+func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
+	m, now := &c.memory, localNow()
+	a, denial := &answer{granted: true, at: algebra.Forever}, (*answer)(nil)
+	takenAt := algebra.Forever
+	if len(asked.demands) > 1 {
+		a.rows = make([][]algebra.Row, len(asked.demands))
+	}
+	lots := make([]*lot, 0, 4)
+	for i := range asked.demands {
+		d := &asked.demands[i]
+		p := m.part(d.id())
+		p.mu.Lock()
+		var l *lot
+		if f := m.of(p, d, asked.schema); f != nil {
+			f.ask(&d.limit, d.count, now, c.Ahead)
+			denial = cmp.Or(denial, f.denies(asked.demands, now, c.Ahead))
+			if a.granted && denial == nil {
+				var at algebra.Micros
+				if l, at = f.take(d.count, now, c.Ahead); l != nil {
+					a.at, takenAt = min(a.at, at), min(takenAt, l.at)
+					if lots = append(lots, l); len(asked.demands) == 1 {
+						a.setRow(l.row)
+					} else {
+						a.rows[i] = []algebra.Row{l.row}
+					}
+				}
+			}
+			wants = wants || l == nil && f.wants(now, c.Ahead) >= 1
+		}
+		p.mu.Unlock()
+		a.granted = a.granted && l != nil
+	}
+	if !a.granted {
+		for i, l := range lots { // all or nothing
+			d := &asked.demands[i]
+			p := m.part(d.id())
+			p.mu.Lock()
+			l.take(-d.count)
+			p.mu.Unlock()
+		}
+		if a = denial; a == nil || asked.unsure(a) {
+			c.sweepLater()
+			return false, wants
+		}
+		takenAt = 0
+	}
+	asked.fillRows(result, a)
+	result.takenAt = takenAt
+	if m.unreported.Add(1); m.closed.Load() {
+		c.reportBatch(0, nil)
+	}
+	return true, false
+}
+
+// learn notes what a statement has decided about a call.
+func (c *Coalescer) learn(asked *call, a *answer, sent localTime) {
+	now, of, several := localNow(), -1, false
+	enough := func(i int) bool {
+		return asked.demands[i].numbers.Enough(a.rows[i], asked.demands[i].count, asked.demands[i].floor, a.at)
+	}
+	for i := range asked.demands {
+		if !a.granted && !enough(i) {
+			several = of >= 0
+			of = i
+		}
+	}
+	for i := range asked.demands {
+		d := &asked.demands[i]
+		p := c.memory.part(d.id())
+		p.mu.Lock()
+		if f := p.byKey[d.id()]; f != nil && f.limit == d.limit {
+			f.learn(d.numbers.Total(a.rows[i], a.at), a.granted || i != of, sent, now, c.Ahead)
+			if i == of && !several {
+				f.deny(asked.demands, a, i, sent)
+			}
+		}
+		p.mu.Unlock()
+	}
+}
+
+// extra is what a statement is asked to take ahead.
+type extra struct {
+	f     *forecast
+	id    limitKey
+	epoch int
+}
+
+// askAhead adds to a batch, after its calls, what is to be taken ahead of its keys. Nobody waits for these.
+func (c *Coalescer) askAhead(b *batch) (extras []extra) {
+	if b.flight.sent = localNow(); c.Ahead == 0 || b.apart || b.waiters[0].clock.Valid {
+		return nil
+	}
+	for _, w := range b.waiters {
+		for i := range w.ds {
+			d := &w.ds[i]
+			p := c.memory.part(d.id())
+			p.mu.Lock()
+			if f := p.byKey[d.id()]; f != nil && f.schema == c.schema && f.limit == d.limit {
+				if n := f.wants(b.flight.sent, c.Ahead); n >= 1 {
+					f.asking = true
+					extras = append(extras, extra{f, d.id(), f.epoch})
+					ahead := demand{limit: d.limit, key: d.key, numbers: d.numbers, count: n, floor: floorAhead(n)}
+					b.waiters = append(b.waiters, &waiter{ds: []demand{ahead}, left: true})
+				}
+			}
+			p.mu.Unlock()
+		}
+	}
+	return extras
+}
+
+// takeAhead takes out of a batch that was decided what askAhead has added to it. What was committed is there for calls to come.
+func (c *Coalescer) takeAhead(b *batch, extras []extra, err error) {
+	calls := len(b.waiters) - len(extras)
+	for i, e := range extras {
+		w := b.waiters[calls+i]
+		d, a := &w.ds[0], &w.answer
+		p := c.memory.part(e.id)
+		p.mu.Lock()
+		if e.epoch == e.f.epoch {
+			e.f.asking = false
+		}
+		if err == nil && a.granted && !c.memory.closed.Load() {
+			l := lot{sent: b.flight.sent, at: a.at, ends: algebra.Forever, row: a.rows[0][0], left: d.count}
+			l.row.Value += d.count
+			if d.numbers.Window {
+				l.ends = d.numbers.NextWindow(a.at)
+			}
+			if l.ends != algebra.Max { // else its end is not known
+				e.f.land(l, e.epoch)
+			}
+		}
+		p.mu.Unlock()
+	}
+	clear(b.waiters[calls:])
+	b.waiters = b.waiters[:calls]
+}
+
+// sweepLater looks for what is not used, some time later.
+func (c *Coalescer) sweepLater() {
+	if !c.memory.closed.Load() && !c.memory.sweeping.Swap(true) {
+		c.memory.known.Do(func() { remember(c) })
+		time.AfterFunc(max(c.Ahead, leastSweep), func() {
+			c.mu.Lock()
+			if c.closed {
+				c.mu.Unlock()
+				return
+			}
+			c.calls.Add(1)
+			c.mu.Unlock()
+			defer c.calls.Done()
+			c.sweep(false)
+			c.memory.sweeping.Store(false)
+			if c.memory.forecasts.Load() > 0 {
+				c.sweepLater()
+			}
+		})
+	}
+}
+
+// unused is a lot of which something may come back.
+type unused struct {
+	id    limitKey
+	limit Limit
+	lot   lot
+}
+
+// sweep forgets what is of no use any more, and gives back what was not used: with all, also what could be.
+func (c *Coalescer) sweep(all bool) {
+	m, now := &c.memory, localNow()
+	r := &returning{keys: map[limitKey]struct{}{}, done: make(chan struct{})}
+	m.returning.Store(r) // before anything is taken out
+	defer close(r.done)
+	var back []unused
+	for i := range m.parts {
+		p := &m.parts[i]
+		p.mu.Lock()
+		for id, f := range p.byKey {
+			for _, l := range f.unused(now, c.Ahead, all) {
+				back = append(back, unused{id, f.limit, l})
+				r.mu.Lock()
+				r.keys[id] = struct{}{}
+				r.mu.Unlock()
+			}
+			if f.idle(now, c.Ahead) {
+				delete(p.byKey, id)
+				m.forecasts.Add(-1)
+			}
+		}
+		p.mu.Unlock()
+	}
+	slices.SortFunc(back, func(x, y unused) int { // the lots of one statement together, in the order of the locks
+		return cmp.Or(cmp.Compare(x.lot.at, y.lot.at), strings.Compare(x.id.name, y.id.name), strings.Compare(x.id.key, y.id.key))
+	})
+	for len(back) > 0 {
+		n := 1
+		for n < len(back) && back[n].lot.at == back[0].lot.at && back[n].id != back[n-1].id {
+			n++
+		}
+		c.giveBack(back[:n], now)
+		back = back[n:]
+	}
+}
+
+// giveBack gives back what lots of one statement have left, once: without an answer, it is lost.
+func (c *Coalescer) giveBack(lots []unused, now localTime) {
+	at := lots[0].lot.at.Time()
+	passed, _ := now.since(lots[0].lot.sent)
+	ctx, cancel := context.WithTimeout(context.Background(), lateness*c.Ahead-time.Duration(passed)*time.Microsecond)
+	defer cancel()
+	from, ds := &receipt{At: at, RunAt: at}, make([]demand, len(lots))
+	for i := range lots {
+		u := &lots[i]
+		from.Taken = append(from.Taken, taken{
+			Limit: u.id.name, Key: u.id.key, Count: u.lot.left, Held: u.lot.held(u.limit.numbers.Capacity), Rows: 1, Shards: 1,
+		})
+		ds[i] = demand{limit: u.limit, key: u.id.key, count: u.lot.left}
+	}
+	setNumbers(verbs[verbRefund], ds, pgtype.Timestamptz{}, false)
+	err := c.commit(ctx, func(db wire) error {
+		_, err := db.ask(ctx, refund(from, ds, nil))
+		return err
+	})
+	c.reportBatch(0, err)
+}
+
+// closeAhead gives back all that is there.
+func (c *Coalescer) closeAhead() {
+	if c.Ahead != 0 && !c.memory.closed.Swap(true) {
+		c.sweep(true)
+		c.reportBatch(0, nil)
+	}
+}
+
+// remembering are the Coalescers of the process that have decided in memory. They have to know what else is done with their keys.
+var remembering struct {
+	some atomic.Bool
+	mu   sync.Mutex
+	all  []weak.Pointer[Coalescer]
+}
+
+func remember(c *Coalescer) {
+	remembering.mu.Lock()
+	defer remembering.mu.Unlock()
+	remembering.all = append(slices.DeleteFunc(remembering.all, func(p weak.Pointer[Coalescer]) bool {
+		of := p.Value()
+		return of == nil || of.memory.closed.Load()
+	}), weak.Make(c))
+	remembering.some.Store(true)
+}
+
+// forget makes all Coalescers of the process forget these keys, and waits for what of them is on its way back.
+func forget(ctx context.Context, requests []Request) {
+	if !remembering.some.Load() {
+		return
+	}
+	remembering.mu.Lock()
+	all := slices.Clone(remembering.all)
+	remembering.mu.Unlock()
+	for _, p := range all {
+		c := p.Value()
+		for i := 0; c != nil && i < len(requests); i++ {
+			r := &requests[i]
+			c.void(ctx, func(id limitKey) bool { return id.name == r.limit.name && (r.every || id.key == r.key) }, r)
+		}
+	}
+}
+
+func (c *Coalescer) void(ctx context.Context, is func(id limitKey) bool, r *Request) {
+	m, now := &c.memory, localNow()
+	for i := range m.parts {
+		p := &m.parts[i]
+		if !r.every && p != m.part(limitKey{r.limit.name, r.key}) {
+			continue
+		}
+		p.mu.Lock()
+		for id, f := range p.byKey {
+			if is(id) {
+				f.void(now, c.Ahead)
+			}
+		}
+		p.mu.Unlock()
+	}
+	if back := m.returning.Load(); back != nil {
+		back.mu.Lock()
+		found := false
+		for id := range back.keys {
+			found = found || is(id)
+		}
+		back.mu.Unlock()
+		if found {
+			select {
+			case <-back.done:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
