@@ -1455,7 +1455,8 @@ $text$;
 --                                       The caller sorts these keys by name and key (COLLATE "C"), which saves a sort
 --                                       here; in any other order, calls could deadlock
 --   calls, asks, ask_*                  the requests for the other keys, in order. `asks` has the position of the key.
---                                       Requests with the same number in `calls` are granted all or nothing
+--                                       Requests with the same number in `calls` are granted all or nothing. A floor above 0 is
+--                                       for tokens that are only taken if there is plenty
 --   now                                 NULL: clock_timestamp()
 --   windows, firsts, lasts              the windows of all calendar windows, one list after another. The list of definition d is
 --                                       windows[firsts[d]:lasts[d]], and firsts[d] is 0 for the other kinds. NULL: no
@@ -1528,7 +1529,7 @@ BEGIN
     IF (isfinite(coalesce(now, 'epoch')) AND '0' <= ALL (periods) AND '106752 days' > ALL (periods)
         AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
         AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)
-        AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)) IS NOT TRUE THEN
+        AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '1e15' >= ALL (ask_floors)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
     seen := coalesce(now, clock_timestamp());

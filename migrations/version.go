@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "dcf493f71ac41797a4ca80af064c23af959c11a7cfbfa383836e074e5f996273"
+const Hash = "4c99c888c639f0510bce8e4b67e3cff411276f719bc08a7fbc5496280649445c"

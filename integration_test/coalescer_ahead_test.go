@@ -1,0 +1,231 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+const ahead = 50 * time.Millisecond
+
+// takenTokens are grants of one limit and key.
+type takenTokens struct {
+	mu  sync.Mutex
+	all []grantOf
+}
+
+type grantOf struct {
+	at     time.Time
+	tokens float64
+}
+
+func (g *takenTokens) add(at time.Time, tokens float64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all = append(g.all, grantOf{at, tokens})
+}
+
+func (g *takenTokens) sum() (sum float64) {
+	for _, one := range g.all {
+		sum += one.tokens
+	}
+	return sum
+}
+
+// over is how many tokens were granted beyond capacity + rate * T, at most, in any span T.
+func (g *takenTokens) over(capacity, perSecond float64) (most float64) {
+	slices.SortFunc(g.all, func(a, b grantOf) int { return a.at.Compare(b.at) })
+	left, most := capacity, 0.0
+	for i, one := range g.all {
+		if i > 0 {
+			left = min(capacity, left+perSecond*one.at.Sub(g.all[i-1].at).Seconds())
+		}
+		left -= one.tokens
+		most = max(most, -left)
+	}
+	return most
+}
+
+// TestAheadKeepsThePromise lets two processes and one that asks for each call take from the same keys, in bursts with pauses, so that much
+// comes back.
+func TestAheadKeepsThePromise(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 12)
+	var limiter ratelimit.Limiter
+	bucket := ratelimit.TokenBucket("bucket", 3000, time.Second, ratelimit.Capacity(1000))
+	window := ratelimit.FixedWindow("window", 2000, time.Second, ratelimit.Start(time.Unix(0, 0)))
+	month := ratelimit.CalendarWindow("month", 1e6, "month", ratelimit.Zone("UTC"))
+	requests := []ratelimit.Request{bucket.Key("k"), window.Key("k"), month.Key("k")}
+	var granted [3]takenTokens
+	var inMemory atomic.Int64
+	pool2, s := traced(t, pool, 8, nil)
+	end := time.Now().Add(sized(10*time.Second, 3*time.Second))
+	var coalescers []*ratelimit.Coalescer
+	var wg sync.WaitGroup
+	for process := range 3 {
+		var db ratelimit.DB = pool
+		if process < 2 {
+			c := &ratelimit.Coalescer{Pool: pool2, Ahead: ahead}
+			coalescers, db = append(coalescers, c), c
+		}
+		for worker := range 8 {
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(uint64(process), uint64(worker)))
+				for time.Now().Before(end) {
+					pause := time.Duration(r.IntN(150)) * time.Millisecond
+					for range 1 + r.IntN(300) {
+						at, n := r.IntN(4), float64(1+r.IntN(3))
+						asked := requests[at%3 : at%3+1]
+						if at == 3 {
+							asked = requests
+						}
+						counted := make([]ratelimit.Request, len(asked))
+						for i, request := range asked {
+							counted[i] = request.Count(n)
+						}
+						result, err := limiter.Consume(t.Context(), db, counted...)
+						if denied := (*ratelimit.DeniedError)(nil); errors.As(err, &denied) {
+							break
+						} else if err != nil {
+							t.Error(err)
+							return
+						}
+						inMemory.Add(1)
+						for i := range asked {
+							granted[(at%3+i)%3].add(result.At, n)
+						}
+					}
+					time.Sleep(pause)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for _, c := range coalescers {
+		c.Close()
+	}
+	if over := granted[0].over(1000+3000*ahead.Seconds(), 3000); over > 1e-6 {
+		t.Errorf("the bucket granted %v more than it promises", over)
+	}
+	byWindow := map[int64]float64{}
+	for _, one := range granted[1].all {
+		byWindow[one.at.Unix()] += one.tokens
+	}
+	for at, n := range byWindow {
+		if n > 2000 {
+			t.Errorf("the window of %d granted %v of 2000", at, n)
+		}
+	}
+	left := remaining(t, pool, requests[2])
+	lost := 1e6 - granted[2].sum() - left
+	if lost < 0 {
+		t.Errorf("of the month, %v are left after %v were granted", left, granted[2].sum())
+	}
+	statements := s.count("")
+	t.Logf("%v, %v and %v tokens in %d calls; beyond capacity + rate * T: %v of at most %v; %d statements for two processes, %d of them gave back; %v lost of the month",
+		granted[0].sum(), granted[1].sum(), granted[2].sum(), inMemory.Load(), granted[0].over(1000, 3000), 3000*ahead.Seconds(), statements, s.count("refund"), lost)
+	if int64(statements)*2 > inMemory.Load() {
+		t.Errorf("%d statements for %d calls: hardly any was decided in memory", statements, inMemory.Load())
+	}
+}
+
+// TestAhead plays one process alone.
+func TestAhead(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	own, s := traced(t, pool, 4, nil)
+	var observed atomic.Int64
+	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { observed.Add(1) }}
+	var counted atomic.Int64
+	c := &ratelimit.Coalescer{Pool: own, Ahead: time.Second, OnBatch: func(n int) { counted.Add(int64(n)) }}
+	limit, other := slow("limit", 10_000), slow("other", 10_000)
+	consume := func(requests ...ratelimit.Request) ratelimit.Result {
+		result, err := limiter.Consume(t.Context(), c, requests...)
+		succeeds(t, err)
+		return result
+	}
+	for range 20 {
+		consume(limit.Key("k"))
+	}
+	before := s.count("")
+	var results []ratelimit.Result
+	for range 5 {
+		results = append(results, consume(limit.Key("k")))
+	}
+	if n := s.count("") - before; n > 1 {
+		t.Errorf("%d statements for 5 calls that were foreseen", n)
+	}
+	last := results[len(results)-1]
+	if last.Remaining != 10_000-25 || !last.OK || last.Receipt() == "" {
+		t.Errorf("%v remain after 25 calls, OK %v", last.Remaining, last.OK)
+	}
+	if left := remaining(t, pool, limit.Key("k")); left >= 10_000-25 {
+		t.Errorf("%v are left for others: nothing was taken ahead", left)
+	}
+	// A refund gives back what the call took, and drops what is ahead.
+	back, err := limiter.Refund(t.Context(), pool, last.Receipt())
+	succeeds(t, err)
+	if back.Requests[0].Refunded != 1 {
+		t.Errorf("%v came back of 1", back.Requests[0].Refunded)
+	}
+	before = s.count("")
+	consume(limit.Key("k"))
+	if s.count("") == before {
+		t.Error("after a refund, a call was granted by what was known before")
+	}
+	// A reset is seen at once.
+	succeeds(t, limiter.Reset(t.Context(), pool, limit.Key("k")))
+	if left := consume(limit.Key("k")).Remaining; left != 10_000-1 {
+		t.Errorf("%v remain after a reset and a call", left)
+	}
+	// Several limits, all or nothing.
+	for range 20 {
+		consume(limit.Key("a"), other.Key("a"))
+	}
+	before = s.count("")
+	for range 3 {
+		if r := consume(limit.Key("a"), other.Key("a")); r.Requests[0].Remaining != r.Requests[1].Remaining {
+			t.Errorf("%v and %v remain", r.Requests[0].Remaining, r.Requests[1].Remaining)
+		}
+	}
+	if n := s.count("") - before; n > 1 {
+		t.Errorf("%d statements for 3 calls of two limits that were foreseen", n)
+	}
+	// A denial is remembered.
+	empty := slow("empty", 5)
+	consume(empty.Key("k").Count(5))
+	before = s.count("")
+	for range 10 {
+		_, err := limiter.Consume(t.Context(), c, empty.Key("k"))
+		denied := (*ratelimit.DeniedError)(nil)
+		if !errors.As(err, &denied) || denied.RetryAt.IsZero() || denied.Remaining != 0 {
+			t.Errorf("%v, want a denial", err)
+		}
+	}
+	if n := s.count("") - before; n > 2 { // the first, by two
+		t.Errorf("%d statements for 10 denials", n)
+	}
+	calls := observed.Load() - 2 // the refund and the reset
+	c.Close()
+	if counted.Load() != calls {
+		t.Errorf("OnBatch was told of %d calls, want %d", counted.Load(), calls)
+	}
+	if left := remaining(t, pool, limit.Key("a")); left != 10_000-23 {
+		t.Errorf("%v are left after 23 calls and Close", left)
+	}
+	if _, err := limiter.Consume(t.Context(), c, limit.Key("a")); !errors.Is(err, ratelimit.ErrClosed) {
+		t.Errorf("%v, want ErrClosed", err)
+	}
+	for _, wrong := range []time.Duration{-1, 50, 2 * time.Second} {
+		if _, err := limiter.Consume(t.Context(), &ratelimit.Coalescer{Pool: own, Ahead: wrong}, limit.Key("a")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("Ahead %v: %v, want ErrInvalid", wrong, err)
+		}
+	}
+}
