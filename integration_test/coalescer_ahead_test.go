@@ -59,12 +59,12 @@ func TestAheadKeepsThePromise(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 12)
 	var limiter ratelimit.Limiter
-	bucket := ratelimit.TokenBucket("bucket", 3000, time.Second, ratelimit.Capacity(1000))
-	window := ratelimit.FixedWindow("window", 2000, time.Second, ratelimit.Start(time.Unix(0, 0)))
+	bucket := ratelimit.TokenBucket("bucket", 1000, time.Second, ratelimit.Capacity(500))
+	window := ratelimit.FixedWindow("window", 900, time.Second, ratelimit.Start(time.Unix(0, 0)))
 	month := ratelimit.CalendarWindow("month", 1e6, "month", ratelimit.Zone("UTC"))
 	requests := []ratelimit.Request{bucket.Key("k"), window.Key("k"), month.Key("k")}
 	var granted [3]takenTokens
-	var inMemory atomic.Int64
+	var calls atomic.Int64
 	pool2, s := traced(t, pool, 8, nil)
 	end := time.Now().Add(sized(10*time.Second, 3*time.Second))
 	var coalescers []*ratelimit.Coalescer
@@ -97,7 +97,7 @@ func TestAheadKeepsThePromise(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						inMemory.Add(1)
+						calls.Add(1)
 						for i := range asked {
 							granted[(at%3+i)%3].add(result.At, n)
 						}
@@ -111,7 +111,7 @@ func TestAheadKeepsThePromise(t *testing.T) {
 	for _, c := range coalescers {
 		c.Close()
 	}
-	if over := granted[0].over(1000+3000*ahead.Seconds(), 3000); over > 1e-6 {
+	if over := granted[0].over(500+1000*ahead.Seconds(), 1000); over > 1e-6 {
 		t.Errorf("the bucket granted %v more than it promises", over)
 	}
 	byWindow := map[int64]float64{}
@@ -119,8 +119,8 @@ func TestAheadKeepsThePromise(t *testing.T) {
 		byWindow[one.at.Unix()] += one.tokens
 	}
 	for at, n := range byWindow {
-		if n > 2000 {
-			t.Errorf("the window of %d granted %v of 2000", at, n)
+		if n > 900 {
+			t.Errorf("the window of %d granted %v of 900", at, n)
 		}
 	}
 	left := remaining(t, pool, requests[2])
@@ -130,9 +130,9 @@ func TestAheadKeepsThePromise(t *testing.T) {
 	}
 	statements := s.count("")
 	t.Logf("%v, %v and %v tokens in %d calls; beyond capacity + rate * T: %v of at most %v; %d statements for two processes, %d of them gave back; %v lost of the month",
-		granted[0].sum(), granted[1].sum(), granted[2].sum(), inMemory.Load(), granted[0].over(1000, 3000), 3000*ahead.Seconds(), statements, s.count("refund"), lost)
-	if int64(statements)*2 > inMemory.Load() {
-		t.Errorf("%d statements for %d calls: hardly any was decided in memory", statements, inMemory.Load())
+		granted[0].sum(), granted[1].sum(), granted[2].sum(), calls.Load(), granted[0].over(500, 1000), 1000*ahead.Seconds(), statements, s.count("refund"), lost)
+	if int64(statements)*2 > calls.Load() {
+		t.Errorf("%d statements for %d calls: hardly any was decided in memory", statements, calls.Load())
 	}
 }
 
@@ -199,13 +199,13 @@ func TestAhead(t *testing.T) {
 		t.Errorf("%d statements for 3 calls of two limits that were foreseen", n)
 	}
 	// A denial is remembered.
-	empty := slow("empty", 5)
+	empty := ratelimit.TokenBucket("empty", 1, time.Hour, ratelimit.Capacity(5))
 	consume(empty.Key("k").Count(5))
 	before = s.count("")
 	for range 10 {
 		_, err := limiter.Consume(t.Context(), c, empty.Key("k"))
 		denied := (*ratelimit.DeniedError)(nil)
-		if !errors.As(err, &denied) || denied.RetryAt.IsZero() || denied.Remaining != 0 {
+		if !errors.As(err, &denied) || denied.RetryAt.IsZero() || denied.Remaining > 0.1 {
 			t.Errorf("%v, want a denial", err)
 		}
 	}

@@ -182,7 +182,11 @@ type denied struct {
 // deny notes that a statement has denied a call, if just one of its demands was: this one's.
 func (f *forecast) deny(ds []demand, a *answer, of int, sent localTime) {
 	if f.denied == nil || f.denied.at < a.at {
-		f.denied = &denied{sent: sent, at: a.at, ds: slices.Clone(ds), rows: a.rows, of: of}
+		rows := make([][]algebra.Row, len(a.rows)) // those of an answer are used again
+		for i := range rows {
+			rows[i] = slices.Clone(a.rows[i])
+		}
+		f.denied = &denied{sent: sent, at: a.at, ds: slices.Clone(ds), rows: rows, of: of}
 	}
 }
 

@@ -58,19 +58,15 @@ func (m *memory) part(id limitKey) *part {
 // of is the forecast of a demand, with the part's lock. It is nil if there are too many.
 func (m *memory) of(p *part, d *demand, schema string) *forecast {
 	id := d.id()
-	if f := p.byKey[id]; f != nil || m.closed.Load() {
-		if f != nil && f.schema == schema {
-			return f
-		}
-		return nil
-	}
-	if m.forecasts.Load() >= maxForecasts {
+	if f := p.byKey[id]; f != nil && f.schema == schema {
+		return f
+	} else if f != nil || m.forecasts.Load() >= maxForecasts {
 		return nil
 	}
 	if p.byKey == nil {
 		p.byKey = map[limitKey]*forecast{}
 	}
-	f := &forecast{schema: schema}
+	f := &forecast{schema: schema, limit: d.limit}
 	p.byKey[id] = f
 	m.forecasts.Add(1)
 	return f
@@ -95,6 +91,9 @@ func (c *call) foreseeable() bool {
 // the call should take more.
 func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 	m, now := &c.memory, localNow()
+	if m.closed.Load() {
+		return false, false
+	}
 	a, denial := &answer{granted: true, at: algebra.Forever}, (*answer)(nil)
 	takenAt := algebra.Forever
 	if len(asked.demands) > 1 {
@@ -141,7 +140,7 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 	}
 	asked.fillRows(result, a)
 	result.takenAt = takenAt
-	if m.unreported.Add(1); m.closed.Load() {
+	if m.unreported.Add(1); m.closed.Load() { // no other statement will report it
 		c.reportBatch(0, nil)
 	}
 	return true, false
@@ -149,14 +148,14 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 
 // learn notes what a statement has decided about a call.
 func (c *Coalescer) learn(asked *call, a *answer, sent localTime) {
-	now, of, several := localNow(), -1, false
+	now, short := localNow(), 0
 	enough := func(i int) bool {
-		return asked.demands[i].numbers.Enough(a.rows[i], asked.demands[i].count, asked.demands[i].floor, a.at)
+		d := &asked.demands[i]
+		return a.granted || d.numbers.Enough(a.rows[i], d.count, d.floor, a.at)
 	}
 	for i := range asked.demands {
-		if !a.granted && !enough(i) {
-			several = of >= 0
-			of = i
+		if !enough(i) {
+			short++
 		}
 	}
 	for i := range asked.demands {
@@ -164,8 +163,8 @@ func (c *Coalescer) learn(asked *call, a *answer, sent localTime) {
 		p := c.memory.part(d.id())
 		p.mu.Lock()
 		if f := p.byKey[d.id()]; f != nil && f.limit == d.limit {
-			f.learn(d.numbers.Total(a.rows[i], a.at), a.granted || i != of, sent, now, c.Ahead)
-			if i == of && !several {
+			f.learn(d.numbers.Total(a.rows[i], a.at), enough(i), sent, now, c.Ahead)
+			if short == 1 && !enough(i) {
 				f.deny(asked.demands, a, i, sent)
 			}
 		}
@@ -182,7 +181,10 @@ type extra struct {
 
 // askAhead adds to a batch, after its calls, what is to be taken ahead of its keys. Nobody waits for these.
 func (c *Coalescer) askAhead(b *batch) (extras []extra) {
-	if b.flight.sent = localNow(); c.Ahead == 0 || b.apart || b.waiters[0].clock.Valid {
+	if c.Ahead == 0 {
+		return nil
+	}
+	if b.flight.sent = localNow(); b.apart || b.waiters[0].clock.Valid {
 		return nil
 	}
 	for _, w := range b.waiters {
@@ -356,38 +358,46 @@ func forget(ctx context.Context, requests []Request) {
 		c := p.Value()
 		for i := 0; c != nil && i < len(requests); i++ {
 			r := &requests[i]
-			c.void(ctx, func(id limitKey) bool { return id.name == r.limit.name && (r.every || id.key == r.key) }, r)
+			c.void(ctx, limitKey{r.limit.name, r.key}, r.every)
 		}
 	}
 }
 
-func (c *Coalescer) void(ctx context.Context, is func(id limitKey) bool, r *Request) {
+// void forgets a key, or all keys of the limit, and waits for what of them is on its way back.
+func (c *Coalescer) void(ctx context.Context, id limitKey, every bool) {
 	m, now := &c.memory, localNow()
-	for i := range m.parts {
-		p := &m.parts[i]
-		if !r.every && p != m.part(limitKey{r.limit.name, r.key}) {
-			continue
-		}
+	if p := m.part(id); !every {
 		p.mu.Lock()
-		for id, f := range p.byKey {
-			if is(id) {
+		if f := p.byKey[id]; f != nil {
+			f.void(now, c.Ahead)
+		}
+		p.mu.Unlock()
+	}
+	for i := 0; every && i < len(m.parts); i++ {
+		p := &m.parts[i]
+		p.mu.Lock()
+		for of, f := range p.byKey {
+			if of.name == id.name {
 				f.void(now, c.Ahead)
 			}
 		}
 		p.mu.Unlock()
 	}
-	if back := m.returning.Load(); back != nil {
-		back.mu.Lock()
-		found := false
-		for id := range back.keys {
-			found = found || is(id)
-		}
-		back.mu.Unlock()
-		if found {
-			select {
-			case <-back.done:
-			case <-ctx.Done():
-			}
+	if back := m.returning.Load(); back != nil && back.has(id, every) {
+		select {
+		case <-back.done:
+		case <-ctx.Done():
 		}
 	}
+}
+
+func (r *returning) has(id limitKey, every bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for of := range r.keys {
+		if of == id || every && of.name == id.name {
+			return true
+		}
+	}
+	return false
 }

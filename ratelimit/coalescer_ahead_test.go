@@ -1,0 +1,170 @@
+package ratelimit
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
+
+const aheadMs = 50 * ms
+
+// instantOf is an instant of a machine that was never suspended.
+func instantOf(at time.Duration) localTime { return localTime{at, at} }
+
+// What a statement takes ahead: what was asked for in the last Ahead, less that of a round trip and what is there.
+func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
+	t.Parallel()
+	limit := TokenBucket("limit", 1000, time.Second)
+	other := TokenBucket("limit", 2000, time.Second)
+	for name, row := range map[string]struct {
+		play func(f *forecast)
+		at   time.Duration
+		want float64
+	}{
+		"nothing is known":            {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadMs) }, 10 * ms, 0},
+		"what was asked for":          {asks(limit, 40, 1000, 0), 10 * ms, 40},
+		"less a round trip":           {asks(limit, 40, 1000, 10*ms), 20 * ms, 32},
+		"whole tokens":                {asks(limit, 3, 1000, 10*ms), 20 * ms, 2},
+		"a long round trip":           {asks(limit, 40, 1000, 26*ms), 30 * ms, 0},
+		"at most a quarter":           {asks(limit, 400, 1000, 0), 10 * ms, 250},
+		"at least 100 are left":       {asks(limit, 40, 99, 0), 10 * ms, 0},
+		"half of it is half an Ahead": {asksLater(limit, 40), 75 * ms, 20},
+		"it is forgotten":             {asksLater(limit, 40), 150 * ms, 0},
+		"a denial": {func(f *forecast) {
+			asks(limit, 40, 1000, 0)(f)
+			f.learn(1000, false, instantOf(0), instantOf(0), aheadMs)
+		}, 49 * ms, 0},
+		"other numbers": {func(f *forecast) {
+			asks(limit, 40, 1000, 0)(f)
+			f.ask(&other, 1, instantOf(0), aheadMs)
+			f.learn(1000, true, instantOf(0), instantOf(0), aheadMs)
+		}, 49 * ms, 0},
+		"what is there": {func(f *forecast) {
+			asks(limit, 40, 1000, 0)(f)
+			f.land(lot{left: 15, ends: algebra.Forever}, f.epoch)
+		}, 10 * ms, 25},
+		"a statement is on its way": {func(f *forecast) {
+			asks(limit, 40, 1000, 0)(f)
+			f.asking = true
+		}, 10 * ms, 0},
+	} {
+		f := &forecast{limit: limit}
+		row.play(f)
+		if got := f.wants(instantOf(row.at), aheadMs); got != row.want {
+			t.Errorf("%s: %v, want %v", name, got, row.want)
+		}
+	}
+}
+
+func asks(limit Limit, count, balance float64, trip time.Duration) func(f *forecast) {
+	return func(f *forecast) {
+		f.ask(&limit, count, instantOf(0), aheadMs)
+		f.learn(balance, true, instantOf(0), instantOf(trip), aheadMs)
+	}
+}
+
+// asksLater has asked in one span, and once more in the next.
+func asksLater(limit Limit, count float64) func(f *forecast) {
+	return func(f *forecast) {
+		asks(limit, count, 1000, 0)(f)
+		f.ask(&limit, 0, instantOf(50*ms), aheadMs)
+	}
+}
+
+// When a lot can be used, and what comes back of it.
+func TestALotIsUsedInTime(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		mono, wall time.Duration
+		ends       algebra.Micros // after the statement
+		used       bool
+		back       float64
+	}{
+		{0, 0, algebra.Forever, true, 0},
+		{50 * ms, 50 * ms, algebra.Forever, true, 0},
+		{50*ms + 1, 50 * ms, algebra.Forever, false, 5},
+		{50 * ms, 50*ms + 1, algebra.Forever, false, 5}, // it was suspended
+		{10 * ms, -1, algebra.Forever, false, 0},        // its clock was set back
+		{150 * ms, 150 * ms, algebra.Forever, false, 5},
+		{151 * ms, 151 * ms, algebra.Forever, false, 0}, // too late for others
+		{10 * ms, 10 * ms, 10_001, true, 0},
+		{10 * ms, 10 * ms, 10_000, false, 0}, // the next window may have begun
+		{60 * ms, 60 * ms, 60_001, false, 5},
+		{60 * ms, 60 * ms, 60_000, false, 0},
+	} {
+		f := &forecast{}
+		f.land(lot{at: 1e9, ends: min(1e9+row.ends, algebra.Forever), row: algebra.Row{Value: 95}, left: 5}, 0)
+		now := localTime{row.mono, row.wall}
+		l, at := f.take(2, now, aheadMs)
+		if (l != nil) != row.used || l != nil && (l.left != 3 || l.row.Value != 93 || at != 1e9+algebra.Micros(row.mono.Microseconds())) {
+			t.Errorf("%+v: %+v at %v", row, l, at)
+		}
+		back := 0.0
+		for _, l := range f.unused(now, aheadMs, false) {
+			back += l.left
+		}
+		if back != row.back {
+			t.Errorf("%+v: %v come back", row, back)
+		}
+		if again := f.unused(now, aheadMs, true); row.used != (len(again) == 1) || len(f.lots) > 0 {
+			t.Errorf("%+v: at the end, %v come back, %v stay", row, again, f.lots)
+		}
+	}
+}
+
+// Of the lots, the oldest that has enough is used, and what was taken before everything became void is lost.
+func TestTheOldestLotIsUsed(t *testing.T) {
+	t.Parallel()
+	f := &forecast{}
+	for i := range 3 {
+		f.land(lot{at: algebra.Micros(i), ends: algebra.Forever, left: float64(i + 1)}, f.epoch)
+	}
+	used := ""
+	for _, count := range []float64{1, 2, 1, 2, 1} {
+		if l, _ := f.take(count, instantOf(0), aheadMs); l != nil {
+			used += fmt.Sprint(l.at)
+		} else {
+			used += "-"
+		}
+	}
+	if used != "0122-" {
+		t.Errorf("%s", used)
+	}
+	f.void(instantOf(0), aheadMs)
+	f.land(lot{ends: algebra.Forever, left: 1}, f.epoch-1)
+	if len(f.lots) != 0 {
+		t.Errorf("%v are there", f.lots)
+	}
+}
+
+// A denial in memory is for the same demands, or more, until the tokens may be there, and for at most Ahead.
+func TestADenialIsRemembered(t *testing.T) {
+	t.Parallel()
+	limit, slowly, other := TokenBucket("limit", 100, time.Second), TokenBucket("limit", 1, time.Hour, Capacity(100)), TokenBucket("other", 9, time.Second)
+	of := func(limit Limit, key string, count float64) demand {
+		return demand{limit: limit, key: key, numbers: limit.numbers, count: count}
+	}
+	for name, row := range map[string]struct {
+		first, then []demand
+		at          time.Duration
+		denied      bool
+	}{
+		"the same":             {[]demand{of(slowly, "k", 5)}, []demand{of(slowly, "k", 5)}, 50 * ms, true},
+		"after Ahead":          {[]demand{of(slowly, "k", 5)}, []demand{of(slowly, "k", 5)}, 51 * ms, false},
+		"more":                 {[]demand{of(slowly, "k", 5)}, []demand{of(slowly, "k", 6)}, 0, true},
+		"less":                 {[]demand{of(slowly, "k", 5)}, []demand{of(slowly, "k", 4)}, 0, false},
+		"other numbers":        {[]demand{of(slowly, "k", 5)}, []demand{of(limit, "k", 5)}, 0, false},
+		"it is not there yet":  {[]demand{of(limit, "k", 5)}, []demand{of(limit, "k", 5)}, 29 * ms, true},
+		"it may be there":      {[]demand{of(limit, "k", 5)}, []demand{of(limit, "k", 5)}, 30 * ms, false},
+		"more of what is soon": {[]demand{of(limit, "k", 5)}, []demand{of(limit, "k", 50)}, 30 * ms, false},
+		"with another":         {[]demand{of(slowly, "k", 5)}, []demand{of(slowly, "k", 5), of(other, "k", 1)}, 0, false},
+	} {
+		f := &forecast{}
+		f.deny(row.first, &answer{at: 1e9, rows: [][]algebra.Row{{{Value: 2, TS: 1e9}}}}, 0, instantOf(0))
+		if a := f.denies(row.then, instantOf(row.at), aheadMs); (a != nil) != row.denied || a != nil && a.at != 1e9+algebra.Micros(row.at.Microseconds()) {
+			t.Errorf("%s: %+v, want denied: %v", name, a, row.denied)
+		}
+	}
+}
