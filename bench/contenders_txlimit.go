@@ -129,6 +129,32 @@ func openCoalescedAsync(ctx context.Context, e *env, o setting) (*opened, error)
 	return openCoalescedWith(ctx, e, o, true)
 }
 
+// aheadOf is what the figures take ahead.
+const aheadOf = 50 * time.Millisecond
+
+// openAhead opens a coalescer with Ahead.
+func openAhead(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	return coalescedOn(e, &ratelimit.Coalescer{Pool: pool, Ahead: aheadOf}, o), nil
+}
+
+// openUnlimited opens a coalescer for a limit that needs no database.
+func openUnlimited(ctx context.Context, e *env, o setting) (*opened, error) {
+	pool, err := e.newPool(ctx, o.conns, o.tracer)
+	if err != nil {
+		return nil, err
+	}
+	coalescer, limit := &ratelimit.Coalescer{Pool: pool}, ratelimit.Unlimited("unlimited")
+	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+	return &opened{take: func(ctx context.Context, key string) (bool, error) {
+		_, err := limits.Consume(ctx, coalescer, limit.Key(key))
+		return decision(err)
+	}}, nil
+}
+
 func openCoalescedWith(ctx context.Context, e *env, o setting, async bool) (*opened, error) {
 	pool, err := e.newPool(ctx, o.conns, o.tracer)
 	if err != nil {

@@ -541,6 +541,27 @@ func ExampleCoalescer() {
 	// 100 granted
 }
 
+// Many of the calls are granted in memory. Close gives back what was not used.
+func ExampleCoalescer_ahead() {
+	month := ratelimit.CalendarWindow("month", 100_000, ratelimit.Month)
+	coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: 50 * time.Millisecond}
+	defer coalescer.Close() // gives back what is ahead
+	for range 300 {
+		if _, err := limits.Consume(ctx, coalescer, month.Key("ann")); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	balance, err := limits.Balance(ctx, pool, month.Key("ann"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(balance[0].Used >= 300, "for others")
+	// Output:
+	// true for others
+}
+
 // BEGIN, the row, the limit and COMMIT in one round trip. A denial stops them all.
 func ExampleLimiter_SendTx() {
 	postReview := ratelimit.TokenBucket("postReview", 1, time.Hour)
