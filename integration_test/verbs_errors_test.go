@@ -714,6 +714,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			succeeds(c.T, second(new(ratelimit.Limiter).Consume(c.ctx, coalescer, ratelimit.TokenBucket("another", 1, time.Hour).Global())))
 			return second((&ratelimit.Limiter{Schema: "another"}).Consume(c.ctx, coalescer, c.request()))
 		}},
+		"Consume: a Coalescer with a wrong Ahead": {by: "Consume", is: invalid, do: func(c *failing) error {
+			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Ahead: 50}, c.request()))
+		}},
 		"QueueConsume: a lost answer in a transaction": {by: "QueueConsume", is: io.ErrUnexpectedEOF, do: func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.cutPool(aRow), func(ctx context.Context, tx pgx.Tx) error { return tx.SendBatch(ctx, c.batch()).Close() })
 		}},
