@@ -198,6 +198,18 @@ func TestAhead(t *testing.T) {
 	if n := s.count("") - before; n > 1 {
 		t.Errorf("%d statements for 3 calls of two limits that were foreseen", n)
 	}
+	small := slow("small", 30)
+	for range 30 {
+		consume(limit.Key("b"), small.Key("b"))
+	}
+	for range 5 {
+		if _, err := limiter.Consume(t.Context(), c, limit.Key("b"), small.Key("b")); err == nil {
+			t.Error("31 calls of 30 were granted")
+		}
+	}
+	if left := consume(limit.Key("b")).Remaining; left != 10_000-31 {
+		t.Errorf("%v remain after 31 calls were granted, and 5 denied", left)
+	}
 	// A denial is remembered.
 	empty := ratelimit.TokenBucket("empty", 1, time.Hour, ratelimit.Capacity(5))
 	consume(empty.Key("k").Count(5))

@@ -56,6 +56,11 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, row.want)
 		}
 	}
+	for count, left := range map[float64]float64{1: 99, 25: 75, 40: 120} { // of at least 100, at most a quarter
+		if floor := floorAhead(count); floor != left {
+			t.Errorf("%v taken ahead leave at least %v, want %v", count, floor, left)
+		}
+	}
 }
 
 func asks(limit Limit, count, balance float64, trip time.Duration) func(f *forecast) {

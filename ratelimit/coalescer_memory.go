@@ -217,6 +217,9 @@ func (c *Coalescer) takeAhead(b *batch, extras []extra, err error) {
 		if e.epoch == e.f.epoch {
 			e.f.asking = false
 		}
+		if err != nil { // perhaps because of what it was to take ahead
+			e.f.quiet = max(e.f.quiet, localNow().mono+c.Ahead)
+		}
 		if err == nil && a.granted && !c.memory.closed.Load() {
 			l := lot{sent: b.flight.sent, at: a.at, ends: algebra.Forever, row: a.rows[0][0], left: d.count}
 			l.row.Value += d.count

@@ -126,5 +126,37 @@ var coalescerMutations = []mutation{
 		name: "coalescer-singles-last", file: "ratelimit/coalescer_schedule.go", what: "calls for several keys are tried again before those for one",
 		old: "cmp.Compare(len(v.ds), len(w.ds))", new: "cmp.Compare(len(w.ds), len(v.ds))",
 		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "ahead-outlives-window", file: "ratelimit/coalescer_ahead.go", what: "tokens of a window that were taken ahead are used in the next one",
+		old: "&& at < l.ends\n}", new: "&& l.ends > 0\n}",
+		tests: "TestALotIsUsedInTime",
+	}, {
+		name: "ahead-suspended", file: "ratelimit/coalescer_ahead.go", what: "what was taken ahead is used after the machine was suspended",
+		old: "max(t.mono-before.mono, wall)", new: "(t.mono - before.mono)",
+		tests: "TestALotIsUsedInTime",
+	}, {
+		name: "ahead-gives-back-by-gap", file: "ratelimit/coalescer_ahead.go", what: "what comes back of a bucket counts the tokens that others have ahead as missing, too",
+		old: "return capacity - l.left", new: "return min(capacity-l.left, l.row.Value-l.left)",
+		tests: "TestNothingAheadBreaksThePromise",
+	}, {
+		name: "ahead-lands-when-void", file: "ratelimit/coalescer_ahead.go", what: "what a statement took ahead before a reset is used after it",
+		old: "	if epoch == f.epoch {", new: "	if epoch <= f.epoch {",
+		tests: "TestTheOldestLotIsUsed",
+	}, {
+		name: "ahead-takes-all", file: "ratelimit/coalescer_ahead.go", what: "a statement takes ahead what other processes need",
+		old: "return max((share-1)*count, plenty-count)", new: "return plenty - count",
+		tests: "TestAForecastWantsWhatWillBeAskedFor",
+	}, {
+		name: "ahead-reset", file: "ratelimit/verbs.go", what: "after a reset, a Coalescer with Ahead goes on as before",
+		old: "if c.does.settles || c.does.answers == nothing {", new: "if c.does.settles {",
+		tests: "TestAhead",
+	}, {
+		name: "ahead-remaining", file: "ratelimit/coalescer_memory.go", what: "what was taken ahead counts as used by others in Remaining, and in a receipt",
+		old: "			l.row.Value += d.count\n", new: "",
+		tests: "TestAhead",
+	}, {
+		name: "ahead-half-granted", file: "ratelimit/coalescer_memory.go", what: "a call that one limit has not enough ahead for uses what the others have",
+		old: "			l.take(-d.count)\n", new: "			l.take(0 * d.count)\n",
+		tests: "TestAhead",
 	},
 }
