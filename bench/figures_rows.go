@@ -212,6 +212,7 @@ func overGrant(ctx context.Context, e *env) (outcome, error) {
 		{name: "direct, 3 shards", open: func(ctx context.Context, e *env, o setting) (*opened, error) { return openDirectOn(ctx, e, o, sharded) }},
 		{name: "coalesced", open: openCoalesced},
 		{name: "coalesced, async commit", open: openCoalescedAsync},
+		{name: "coalesced, Ahead", open: openAhead}, // below 100, every call is asked
 	}
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		at := ratelimit.Isolation(level)

@@ -202,7 +202,9 @@ func TestOverGrant(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 64)
 		var limiter ratelimit.Limiter
-		dbs := map[string]ratelimit.DB{"a pool": pool}
+		ahead := &ratelimit.Coalescer{Pool: pool, Ahead: ahead} // so few tokens are never taken ahead, but denials are remembered
+		defer ahead.Close()
+		dbs := map[string]ratelimit.DB{"a pool": pool, "a Coalescer": &ratelimit.Coalescer{Pool: pool}, "a Coalescer with Ahead": ahead}
 		for _, driver := range drivers {
 			dbs["database/sql of "+driver] = ratelimit.SQL(openSQL(t, driver, pool.Config().ConnString(), 16))
 		}

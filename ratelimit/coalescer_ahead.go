@@ -72,9 +72,10 @@ type forecast struct {
 
 	denied *denied
 
-	balance float64       // of the row, when it was last asked
-	trip    time.Duration // of the last statement
-	quiet   time.Duration // nothing is taken ahead before: the key was denied, or not only consumed
+	row   algebra.Row   // what the last statement left
+	sent  time.Duration // when that was sent
+	trip  time.Duration // its round trip
+	quiet time.Duration // nothing is taken ahead before: the key was denied, or not only consumed
 	// Tokens asked for, in the present span of Ahead and in the one before.
 	began         localTime
 	asked, before float64
@@ -111,11 +112,20 @@ func (f *forecast) take(count float64, now localTime, ahead time.Duration) (l *l
 	return nil, 0
 }
 
+// shown is the row as callers see it: as if what is there for the calls to come had not been taken.
+func (f *forecast) shown() algebra.Row {
+	row := f.row
+	for _, l := range f.lots {
+		row.Value += l.left
+	}
+	return row
+}
+
 // wants is how many tokens a statement should take ahead: what the calls of the last Ahead asked for, less that of a round trip, in
 // which nothing is there, and what is there already. It is at most a share of what the row had when it was last asked, of which the
 // statement makes sure: see [forecast.floor].
 func (f *forecast) wants(now localTime, ahead time.Duration) float64 {
-	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.balance < plenty || len(f.lots) >= maxLots {
+	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.row.Value < plenty || len(f.lots) >= maxLots {
 		return 0
 	}
 	wanted := f.before*max(0, 1-float64(now.mono-f.began.mono)/float64(ahead)) + f.asked
@@ -125,15 +135,19 @@ func (f *forecast) wants(now localTime, ahead time.Duration) float64 {
 			wanted -= l.left
 		}
 	}
-	return max(math.Floor(min(wanted, f.balance/share)), 0)
+	return max(math.Floor(min(wanted, f.row.Value/share)), 0)
 }
 
 // floorAhead is the least balance that may be left by a statement that takes tokens ahead.
 func floorAhead(count float64) float64 { return max((share-1)*count, plenty-count) }
 
-// learn notes what a statement found: the balance that it left, or that it was denied.
-func (f *forecast) learn(balance float64, granted bool, sent, now localTime, ahead time.Duration) {
-	f.balance, f.trip = balance, now.mono-sent.mono
+// learn notes what a statement has left after one of its calls, and if that was denied. The last call of a statement leaves least.
+func (f *forecast) learn(left algebra.Row, granted bool, sent, now localTime, ahead time.Duration) {
+	if sent.mono > f.sent || f.row == (algebra.Row{}) {
+		f.row, f.sent, f.trip = left, sent.mono, now.mono-sent.mono
+	} else if sent.mono == f.sent {
+		f.row.Value = min(f.row.Value, left.Value)
+	}
 	if !granted {
 		f.quiet = max(f.quiet, now.mono+ahead)
 	}
@@ -148,7 +162,7 @@ func (f *forecast) land(l lot, epoch int) {
 
 // void forgets lots and denials: their tokens are lost. For a while, nothing more is taken ahead.
 func (f *forecast) void(now localTime, ahead time.Duration) {
-	f.lots, f.denied, f.asking, f.balance = nil, nil, false, 0
+	f.lots, f.denied, f.asking, f.row = nil, nil, false, algebra.Row{}
 	f.epoch++
 	f.quiet = max(f.quiet, now.mono+ahead)
 }

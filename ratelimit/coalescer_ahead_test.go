@@ -34,12 +34,12 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		"it is forgotten":             {asksLater(limit, 40), 150 * ms, 0},
 		"a denial": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
-			f.learn(1000, false, instantOf(0), instantOf(0), aheadMs)
+			f.learn(algebra.Row{Value: 1000}, false, instantOf(0), instantOf(0), aheadMs)
 		}, 49 * ms, 0},
 		"other numbers": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.ask(&other, 1, instantOf(0), aheadMs)
-			f.learn(1000, true, instantOf(0), instantOf(0), aheadMs)
+			f.learn(algebra.Row{Value: 1000}, true, instantOf(0), instantOf(0), aheadMs)
 		}, 49 * ms, 0},
 		"what is there": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
@@ -66,7 +66,7 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 func asks(limit Limit, count, balance float64, trip time.Duration) func(f *forecast) {
 	return func(f *forecast) {
 		f.ask(&limit, count, instantOf(0), aheadMs)
-		f.learn(balance, true, instantOf(0), instantOf(trip), aheadMs)
+		f.learn(algebra.Row{Value: balance}, true, instantOf(0), instantOf(trip), aheadMs)
 	}
 }
 

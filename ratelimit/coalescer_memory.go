@@ -99,7 +99,7 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 	if len(asked.demands) > 1 {
 		a.rows = make([][]algebra.Row, len(asked.demands))
 	}
-	lots := make([]*lot, 0, 4)
+	lots, held := make([]*lot, 0, 4), make([]float64, 0, 4)
 	for i := range asked.demands {
 		d := &asked.demands[i]
 		p := m.part(d.id())
@@ -112,10 +112,11 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 				var at algebra.Micros
 				if l, at = f.take(d.count, now, c.Ahead); l != nil {
 					a.at, takenAt = min(a.at, at), min(takenAt, l.at)
-					if lots = append(lots, l); len(asked.demands) == 1 {
-						a.setRow(l.row)
+					lots, held = append(lots, l), append(held, l.row.Value)
+					if len(asked.demands) == 1 {
+						a.setRow(f.shown())
 					} else {
-						a.rows[i] = []algebra.Row{l.row}
+						a.rows[i] = []algebra.Row{f.shown()}
 					}
 				}
 			}
@@ -136,10 +137,15 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 			c.sweepLater()
 			return false, wants
 		}
-		takenAt = 0
 	}
 	asked.fillRows(result, a)
-	result.takenAt = takenAt
+	for i := range asked.demands {
+		for _, request := range asked.demands[i].requests {
+			if a.granted { // a receipt is as if the call had been in the statement that took its tokens
+				result.takenAt, result.Requests[request].took.held = takenAt, held[i]
+			}
+		}
+	}
 	if m.unreported.Add(1); m.closed.Load() { // no other statement will report it
 		c.reportBatch(0, nil)
 	}
@@ -163,7 +169,11 @@ func (c *Coalescer) learn(asked *call, a *answer, sent localTime) {
 		p := c.memory.part(d.id())
 		p.mu.Lock()
 		if f := p.byKey[d.id()]; f != nil && f.limit == d.limit {
-			f.learn(d.numbers.Total(a.rows[i], a.at), enough(i), sent, now, c.Ahead)
+			left := algebra.Row{Value: d.numbers.Total(a.rows[i], a.at), TS: a.at}
+			for _, row := range a.rows[i] {
+				left.TS = max(left.TS, row.TS)
+			}
+			f.learn(left, enough(i), sent, now, c.Ahead)
 			if short == 1 && !enough(i) {
 				f.deny(asked.demands, a, i, sent)
 			}
@@ -214,20 +224,21 @@ func (c *Coalescer) takeAhead(b *batch, extras []extra, err error) {
 		d, a := &w.ds[0], &w.answer
 		p := c.memory.part(e.id)
 		p.mu.Lock()
-		if e.epoch == e.f.epoch {
-			e.f.asking = false
+		f, now := e.f, localNow()
+		if e.epoch == f.epoch { // else everything is void
+			f.asking = false
 		}
 		if err != nil { // perhaps because of what it was to take ahead
-			e.f.quiet = max(e.f.quiet, localNow().mono+c.Ahead)
-		}
-		if err == nil && a.granted && !c.memory.closed.Load() {
+			f.quiet = max(f.quiet, now.mono+c.Ahead)
+		} else if a.granted && e.epoch == f.epoch && !c.memory.closed.Load() {
 			l := lot{sent: b.flight.sent, at: a.at, ends: algebra.Forever, row: a.rows[0][0], left: d.count}
 			l.row.Value += d.count
 			if d.numbers.Window {
 				l.ends = d.numbers.NextWindow(a.at)
 			}
 			if l.ends != algebra.Max { // else its end is not known
-				e.f.land(l, e.epoch)
+				f.learn(a.rows[0][0], true, l.sent, now, c.Ahead)
+				f.land(l, e.epoch)
 			}
 		}
 		p.mu.Unlock()
