@@ -251,7 +251,7 @@ func (c *Coalescer) takeAhead(b *batch, extras []extra, err error) {
 func (c *Coalescer) sweepLater() {
 	if !c.memory.closed.Load() && !c.memory.sweeping.Swap(true) {
 		c.memory.known.Do(func() { remember(c) })
-		time.AfterFunc(max(c.Ahead, leastSweep), func() {
+		time.AfterFunc(max(c.Ahead/2, leastSweep), func() {
 			c.mu.Lock()
 			if c.closed {
 				c.mu.Unlock()
