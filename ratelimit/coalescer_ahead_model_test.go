@@ -47,7 +47,6 @@ const (
 
 // modelOf says what happens in a model.
 type modelOf struct {
-	name       string
 	before     algebra.Limit // and after a redefinition
 	after      algebra.Limit
 	processes  int

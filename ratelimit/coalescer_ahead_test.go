@@ -8,7 +8,7 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-const aheadMs = 50 * ms
+const aheadOfRows = 50 * ms
 
 // instantOf is an instant of a machine that was never suspended.
 func instantOf(at time.Duration) localTime { return localTime{at, at} }
@@ -23,7 +23,7 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		at   time.Duration
 		want float64
 	}{
-		"nothing is known":            {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadMs) }, 10 * ms, 0},
+		"nothing is known":            {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadOfRows) }, 10 * ms, 0},
 		"what was asked for":          {asks(limit, 40, 1000, 0), 10 * ms, 40},
 		"less a round trip":           {asks(limit, 40, 1000, 10*ms), 20 * ms, 32},
 		"whole tokens":                {asks(limit, 3, 1000, 10*ms), 20 * ms, 2},
@@ -34,12 +34,12 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		"it is forgotten":             {asksLater(limit, 40), 150 * ms, 0},
 		"a denial": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
-			f.learn(algebra.Row{Value: 1000}, false, instantOf(0), instantOf(0), aheadMs)
+			f.learn(algebra.Row{Value: 1000}, false, instantOf(0), instantOf(0), aheadOfRows)
 		}, 49 * ms, 0},
 		"other numbers": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
-			f.ask(&other, 1, instantOf(0), aheadMs)
-			f.learn(algebra.Row{Value: 1000}, true, instantOf(0), instantOf(0), aheadMs)
+			f.ask(&other, 1, instantOf(0), aheadOfRows)
+			f.learn(algebra.Row{Value: 1000}, true, instantOf(0), instantOf(0), aheadOfRows)
 		}, 49 * ms, 0},
 		"what is there": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
@@ -52,7 +52,7 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 	} {
 		f := &forecast{limit: limit}
 		row.play(f)
-		if got := f.wants(instantOf(row.at), aheadMs); got != row.want {
+		if got := f.wants(instantOf(row.at), aheadOfRows); got != row.want {
 			t.Errorf("%s: %v, want %v", name, got, row.want)
 		}
 	}
@@ -65,8 +65,8 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 
 func asks(limit Limit, count, balance float64, trip time.Duration) func(f *forecast) {
 	return func(f *forecast) {
-		f.ask(&limit, count, instantOf(0), aheadMs)
-		f.learn(algebra.Row{Value: balance}, true, instantOf(0), instantOf(trip), aheadMs)
+		f.ask(&limit, count, instantOf(0), aheadOfRows)
+		f.learn(algebra.Row{Value: balance}, true, instantOf(0), instantOf(trip), aheadOfRows)
 	}
 }
 
@@ -74,7 +74,7 @@ func asks(limit Limit, count, balance float64, trip time.Duration) func(f *forec
 func asksLater(limit Limit, count float64) func(f *forecast) {
 	return func(f *forecast) {
 		asks(limit, count, 1000, 0)(f)
-		f.ask(&limit, 0, instantOf(50*ms), aheadMs)
+		f.ask(&limit, 0, instantOf(50*ms), aheadOfRows)
 	}
 }
 
@@ -102,18 +102,18 @@ func TestALotIsUsedInTime(t *testing.T) {
 		f := &forecast{}
 		f.land(lot{at: 1e9, ends: min(1e9+row.ends, algebra.Forever), row: algebra.Row{Value: 95}, left: 5}, 0)
 		now := localTime{row.mono, row.wall}
-		l, at := f.take(2, now, aheadMs)
+		l, at := f.take(2, now, aheadOfRows)
 		if (l != nil) != row.used || l != nil && (l.left != 3 || l.row.Value != 93 || at != 1e9+algebra.Micros(row.mono.Microseconds())) {
 			t.Errorf("%+v: %+v at %v", row, l, at)
 		}
 		back := 0.0
-		for _, l := range f.unused(now, aheadMs, false) {
+		for _, l := range f.unused(now, aheadOfRows, false) {
 			back += l.left
 		}
 		if back != row.back {
 			t.Errorf("%+v: %v come back", row, back)
 		}
-		if again := f.unused(now, aheadMs, true); row.used != (len(again) == 1) || len(f.lots) > 0 {
+		if again := f.unused(now, aheadOfRows, true); row.used != (len(again) == 1) || len(f.lots) > 0 {
 			t.Errorf("%+v: at the end, %v come back, %v stay", row, again, f.lots)
 		}
 	}
@@ -128,7 +128,7 @@ func TestTheOldestLotIsUsed(t *testing.T) {
 	}
 	used := ""
 	for _, count := range []float64{1, 2, 1, 2, 1} {
-		if l, _ := f.take(count, instantOf(0), aheadMs); l != nil {
+		if l, _ := f.take(count, instantOf(0), aheadOfRows); l != nil {
 			used += fmt.Sprint(l.at)
 		} else {
 			used += "-"
@@ -137,7 +137,7 @@ func TestTheOldestLotIsUsed(t *testing.T) {
 	if used != "0122-" {
 		t.Errorf("%s", used)
 	}
-	f.void(instantOf(0), aheadMs)
+	f.void(instantOf(0), aheadOfRows)
 	f.land(lot{ends: algebra.Forever, left: 1}, f.epoch-1)
 	if len(f.lots) != 0 {
 		t.Errorf("%v are there", f.lots)
@@ -168,7 +168,7 @@ func TestADenialIsRemembered(t *testing.T) {
 	} {
 		f := &forecast{}
 		f.deny(row.first, &answer{at: 1e9, rows: [][]algebra.Row{{{Value: 2, TS: 1e9}}}}, 0, instantOf(0))
-		if a := f.denies(row.then, instantOf(row.at), aheadMs); (a != nil) != row.denied || a != nil && a.at != 1e9+algebra.Micros(row.at.Microseconds()) {
+		if a := f.denies(row.then, instantOf(row.at), aheadOfRows); (a != nil) != row.denied || a != nil && a.at != 1e9+algebra.Micros(row.at.Microseconds()) {
 			t.Errorf("%s: %+v, want denied: %v", name, a, row.denied)
 		}
 	}
