@@ -539,7 +539,7 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 				}
 				result, err := h.limits.Consume(h.Context(), db, asks...)
 				if err != nil || !near(result.Requests[0].Remaining, 9) {
-					errs = append(errs, fmt.Errorf("%s: %v remain, %v", key, result.Requests[0].Remaining, err))
+					errs = append(errs, err, fmt.Errorf("%s: %v remain", key, result.Requests[0].Remaining))
 				}
 			}
 			return errors.Join(errs...)

@@ -14,11 +14,15 @@ import (
 const (
 	// plenty is the least balance of which tokens are taken ahead, and share the part of it that may be: a quarter.
 	plenty, share = 100, 4
-	// lateness is after how many times Ahead what is not used no longer comes back.
+	// lateness is after how many times Ahead an idle key is forgotten, and what is not used no longer comes back: see tooLate.
 	lateness = 3
 	// maxLots bounds the lots of a key: each of them was too small for a call, so that another statement took more.
 	maxLots = 4
 )
+
+// tooLate is how old a lot is when what is left of it no longer comes back. It keeps no promise, but bounds how long a Reset by another
+// process can be undone. A statement of a busy machine may take most of a second.
+func tooLate(ahead time.Duration) time.Duration { return max(lateness*ahead, time.Second) }
 
 // localTime is an instant of this process. The monotonic clock stands still while a machine is suspended. The wall clock can be set.
 type localTime struct{ mono, wall time.Duration }
@@ -176,7 +180,7 @@ func (f *forecast) unused(now localTime, ahead time.Duration, all bool) (back []
 		}
 		at, usable := l.instant(now, ahead)
 		usable = usable && !all
-		if passed, known := now.since(l.sent); !usable && known && at < l.ends && passed <= lateness*algebra.Micros(ahead.Microseconds()) {
+		if passed, known := now.since(l.sent); !usable && known && at < l.ends && passed <= algebra.Micros(tooLate(ahead).Microseconds()) {
 			back = append(back, *l)
 		}
 		return !usable

@@ -317,7 +317,7 @@ func (c *Coalescer) sweep(all bool) {
 func (c *Coalescer) giveBack(lots []unused, now localTime) {
 	at := lots[0].lot.at.Time()
 	passed, _ := now.since(lots[0].lot.sent)
-	ctx, cancel := context.WithTimeout(context.Background(), lateness*c.Ahead-time.Duration(passed)*time.Microsecond)
+	ctx, cancel := context.WithTimeout(context.Background(), tooLate(c.Ahead)-time.Duration(passed)*time.Microsecond)
 	defer cancel()
 	from, ds := &receipt{At: at, RunAt: at}, make([]demand, len(lots))
 	for i := range lots {
