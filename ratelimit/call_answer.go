@@ -120,7 +120,7 @@ func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	return a, nil
 }
 
-// readUnused reads what the caller has not asked for: how many rows were deleted or paused, a balance, an instant.
+// readUnused reads what the caller has not asked for: how many rows were deleted or paused, or a balance.
 func readUnused[T int32 | float64](reply pgx.Row, _ int) (*answer, error) {
 	var unused T
 	if err := reply.Scan(&unused); err != nil {
