@@ -92,8 +92,8 @@ func TestALotIsUsedInTime(t *testing.T) {
 		{50*ms + 1, 50 * ms, algebra.Forever, false, 5},
 		{50 * ms, 50*ms + 1, algebra.Forever, false, 5}, // it was suspended
 		{10 * ms, -1, algebra.Forever, false, 0},        // its clock was set back
-		{150 * ms, 150 * ms, algebra.Forever, false, 5},
-		{151 * ms, 151 * ms, algebra.Forever, false, 0}, // too late for others
+		{1000 * ms, 1000 * ms, algebra.Forever, false, 5},
+		{1001 * ms, 1001 * ms, algebra.Forever, false, 0}, // too late for others
 		{10 * ms, 10 * ms, 10_001, true, 0},
 		{10 * ms, 10 * ms, 10_000, false, 0}, // the next window may have begun
 		{60 * ms, 60 * ms, 60_001, false, 5},

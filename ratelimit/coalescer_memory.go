@@ -308,7 +308,7 @@ func (c *Coalescer) sweep(all bool) {
 		for n < len(back) && back[n].lot.at == back[0].lot.at && back[n].id != back[n-1].id {
 			n++
 		}
-		c.giveBack(back[:n], now)
+		c.giveBack(back[:n], localNow())
 		back = back[n:]
 	}
 }
