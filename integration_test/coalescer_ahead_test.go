@@ -149,7 +149,13 @@ func TestAhead(t *testing.T) {
 	var observed atomic.Int64
 	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { observed.Add(1) }}
 	var counted atomic.Int64
-	c := &ratelimit.Coalescer{Pool: own, Ahead: time.Second, OnBatch: func(n int) { counted.Add(int64(n)) }}
+	empty := ratelimit.TokenBucket("empty", 1, time.Hour, ratelimit.Capacity(5))
+	var resets atomic.Bool
+	c := &ratelimit.Coalescer{Pool: own, Ahead: time.Second, OnBatch: func(n int) {
+		if counted.Add(int64(n)); resets.Swap(false) {
+			succeeds(t, limiter.Reset(t.Context(), pool, empty.Key("r")))
+		}
+	}}
 	limit, other := slow("limit", 10_000), slow("other", 10_000)
 	consume := func(requests ...ratelimit.Request) ratelimit.Result {
 		result, err := limiter.Consume(t.Context(), c, requests...)
@@ -219,7 +225,6 @@ func TestAhead(t *testing.T) {
 		t.Errorf("%v remain after 31 calls were granted, and 5 denied", left)
 	}
 	// A denial is remembered.
-	empty := ratelimit.TokenBucket("empty", 1, time.Hour, ratelimit.Capacity(5))
 	consume(empty.Key("k").Count(5))
 	before = s.count("")
 	for range 10 {
@@ -232,7 +237,26 @@ func TestAhead(t *testing.T) {
 	if n := s.count("") - before; n > 2 { // the first, by two
 		t.Errorf("%d statements for 10 denials", n)
 	}
-	calls := observed.Load() - 2 // the refund and the reset
+	// Of a big limit, nothing is taken for calls that a small one lets no memory decide.
+	for range 20 {
+		consume(limit.Key("c"), slow("poor", 50).Key("c"))
+	}
+	if left := remaining(t, pool, limit.Key("c")); left != 10_000-20 {
+		t.Errorf("%v are left after 20 calls that a small limit decides", left)
+	}
+	// What was denied before a reset is not remembered after it.
+	consume(empty.Key("r").Count(5))
+	resets.Store(true)
+	if _, err := limiter.Consume(t.Context(), c, empty.Key("r")); err == nil {
+		t.Error("6 of 5 were granted")
+	}
+	consume(empty.Key("r"))
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := limiter.Consume(gone, c, limit.Key("a")); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want context.Canceled", err)
+	}
+	calls := observed.Load() - 3 - 1 // the refund, the resets, and the canceled call
 	c.Close()
 	if counted.Load() != calls {
 		t.Errorf("OnBatch was told of %d calls, want %d", counted.Load(), calls)

@@ -266,6 +266,20 @@ func TestDuringNoticesAClockThatSteps(t *testing.T) {
 	}
 }
 
+// TestDuringInsideADuringThatIsLost: the inner one has its own hold, and settles it.
+func TestDuringInsideADuringThatIsLost(t *testing.T) {
+	t.Parallel()
+	pool, slots := newPool(t, 4), ratelimit.Slots("slots", 1).Key("acme")
+	outer, lose := context.WithCancelCause(t.Context())
+	succeeds(t, new(ratelimit.Limiter).During(outer, pool, "job", time.Minute, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) {
+		lose(fmt.Errorf("%w: another limit", ratelimit.ErrHoldLost))
+		return nil, nil
+	}, slots))
+	if got := lines(t, pool, "SELECT state FROM ratelimit.holds"); got != "(settled)" {
+		t.Error(got)
+	}
+}
+
 // TestDuringMaySettleInItsOwnTransaction: that is no loss, and it goes on for longer than the ttl.
 func TestDuringMaySettleInItsOwnTransaction(t *testing.T) {
 	t.Parallel()

@@ -4907,7 +4907,7 @@ BEGIN
         IF units[i] = 'slots' THEN
             free_at[i] := ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at);
         ELSE
-            SELECT min(h.until) INTO until FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL;
+            SELECT min(h.until) INTO until FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'tokens' AND h.until > at;
             free_at[i] := until;
         END IF;
     END LOOP;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "4c99c888c639f0510bce8e4b67e3cff411276f719bc08a7fbc5496280649445c"
+const Hash = "7452cf5be7508331ce5e763b30142b1d22f5b8e98c9d63c261b7171bac21f636"

@@ -131,7 +131,7 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 		if err := c.checkAhead(); err != nil {
 			return err
 		}
-		if foreseeable = asked.foreseeable(); foreseeable {
+		if foreseeable = ctx.Err() == nil && asked.foreseeable(); foreseeable {
 			var decided bool
 			if decided, queued = c.recall(asked, result); decided {
 				return nil

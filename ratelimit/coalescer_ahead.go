@@ -76,10 +76,11 @@ type forecast struct {
 
 	denied *denied
 
-	row   algebra.Row   // what the last statement left
-	sent  time.Duration // when that was sent
-	trip  time.Duration // its round trip
-	quiet time.Duration // nothing is taken ahead before: the key was denied, or not only consumed
+	row    algebra.Row   // what the last statement left
+	sent   time.Duration // when that was sent
+	trip   time.Duration // its round trip
+	voided time.Duration // what was sent until then is not learned
+	quiet  time.Duration // nothing is taken ahead before: the key was denied, or not only consumed
 	// Tokens asked for, in the present span of Ahead and in the one before.
 	began         localTime
 	asked, before float64
@@ -168,6 +169,7 @@ func (f *forecast) land(l lot, epoch int) {
 func (f *forecast) void(now localTime, ahead time.Duration) {
 	f.lots, f.denied, f.asking, f.row = nil, nil, false, algebra.Row{}
 	f.epoch++
+	f.voided = now.mono
 	f.quiet = max(f.quiet, now.mono+ahead)
 }
 

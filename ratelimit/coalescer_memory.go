@@ -16,6 +16,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // The side of a Coalescer with Ahead that has clocks, locks and statements. What it knows of a key is a forecast.
@@ -34,6 +36,7 @@ type memory struct {
 	forecasts  atomic.Int64
 	unreported atomic.Int64 // calls that were decided in memory, and that OnBatch was not told of
 	closed     atomic.Bool
+	closing    sync.Once
 	known      sync.Once // it is in remembering
 	sweeping   atomic.Bool
 	returning  atomic.Pointer[returning]
@@ -58,7 +61,7 @@ func (m *memory) part(id limitKey) *part {
 // of is the forecast of a demand, with the part's lock. It is nil if there are too many.
 func (m *memory) of(p *part, d *demand, schema string) *forecast {
 	id := d.id()
-	if f := p.byKey[id]; f != nil && f.schema == schema {
+	if f := p.byKey[id]; f != nil && inschema.Same(f.schema, schema) {
 		return f
 	} else if f != nil || m.forecasts.Load() >= maxForecasts {
 		return nil
@@ -95,7 +98,7 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 		return false, false
 	}
 	a, denial := &answer{granted: true, at: algebra.Forever}, (*answer)(nil)
-	takenAt := algebra.Forever
+	takenAt, hopeless := algebra.Forever, false // hopeless: memory will not have enough of one of several limits
 	if len(asked.demands) > 1 {
 		a.rows = make([][]algebra.Row, len(asked.demands))
 	}
@@ -121,16 +124,26 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 				}
 			}
 			wants = wants || l == nil && f.wants(now, c.Ahead) >= 1
+			hopeless = hopeless || l == nil && len(f.lots) == 0 && f.row.Value < plenty
+		} else {
+			hopeless = true
 		}
 		p.mu.Unlock()
 		a.granted = a.granted && l != nil
 	}
 	if !a.granted {
-		for i, l := range lots { // all or nothing
+		hopeless = hopeless && len(asked.demands) > 1
+		wants = wants && !hopeless
+		for i := range asked.demands { // all or nothing
 			d := &asked.demands[i]
 			p := m.part(d.id())
 			p.mu.Lock()
-			l.take(-d.count)
+			if i < len(lots) {
+				lots[i].take(-d.count)
+			}
+			if f := p.byKey[d.id()]; f != nil && hopeless { // so nothing is taken of the others for such calls
+				f.asked = max(0, f.asked-d.count)
+			}
 			p.mu.Unlock()
 		}
 		if a = denial; a == nil || asked.unsure(a) {
@@ -168,7 +181,7 @@ func (c *Coalescer) learn(asked *call, a *answer, sent localTime) {
 		d := &asked.demands[i]
 		p := c.memory.part(d.id())
 		p.mu.Lock()
-		if f := p.byKey[d.id()]; f != nil && f.limit == d.limit {
+		if f := p.byKey[d.id()]; f != nil && f.limit == d.limit && sent.mono > f.voided {
 			left := algebra.Row{Value: d.numbers.Total(a.rows[i], a.at), TS: a.at}
 			for _, row := range a.rows[i] {
 				left.TS = max(left.TS, row.TS)
@@ -337,9 +350,12 @@ func (c *Coalescer) giveBack(lots []unused, now localTime) {
 
 // closeAhead gives back all that is there.
 func (c *Coalescer) closeAhead() {
-	if c.Ahead != 0 && !c.memory.closed.Swap(true) {
-		c.sweep(true)
-		c.reportBatch(0, nil)
+	if c.Ahead != 0 {
+		c.memory.closing.Do(func() {
+			c.memory.closed.Store(true)
+			c.sweep(true)
+			c.reportBatch(0, nil)
+		})
 	}
 }
 
@@ -360,8 +376,9 @@ func remember(c *Coalescer) {
 	remembering.some.Store(true)
 }
 
-// forget makes all Coalescers of the process forget these keys, and waits for what of them is on its way back.
-func forget(ctx context.Context, requests []Request) {
+// forget makes all Coalescers of the process forget these keys, and waits for what of them is on its way back. On a handle that may have
+// locked their rows, it does not wait: what is on its way would wait for it.
+func forget(ctx context.Context, db DB, requests []Request) {
 	if !remembering.some.Load() {
 		return
 	}
@@ -372,13 +389,15 @@ func forget(ctx context.Context, requests []Request) {
 		c := p.Value()
 		for i := 0; c != nil && i < len(requests); i++ {
 			r := &requests[i]
-			c.void(ctx, limitKey{r.limit.name, r.key}, r.every)
+			if c.void(limitKey{r.limit.name, r.key}, r.every); !handles.IsOne(db) {
+				c.memory.awaits(ctx, limitKey{r.limit.name, r.key}, r.every)
+			}
 		}
 	}
 }
 
-// void forgets a key, or all keys of the limit, and waits for what of them is on its way back.
-func (c *Coalescer) void(ctx context.Context, id limitKey, every bool) {
+// void forgets a key, or all keys of the limit.
+func (c *Coalescer) void(id limitKey, every bool) {
 	m, now := &c.memory, localNow()
 	if p := m.part(id); !every {
 		p.mu.Lock()
@@ -397,6 +416,10 @@ func (c *Coalescer) void(ctx context.Context, id limitKey, every bool) {
 		}
 		p.mu.Unlock()
 	}
+}
+
+// awaits waits for what of a key, or of all keys of the limit, is on its way back.
+func (m *memory) awaits(ctx context.Context, id limitKey, every bool) {
 	if back := m.returning.Load(); back != nil && back.has(id, every) {
 		select {
 		case <-back.done:

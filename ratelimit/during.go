@@ -184,6 +184,7 @@ func (d *during) run(
 	fn func(ctx context.Context, held Held) (used []Request, err error),
 ) error {
 	lease.limits = limitsOf(d.held)
+	outer := ctx
 	ctx = lease.begin(WaitUpTo(ctx, 0), d.rows(), sent, ttl)
 	if f := d.l.life; f != nil {
 		defer context.AfterFunc(f.over, func() { lease.cancel(limiterClosed(verbDuring, d.held)) })()
@@ -209,7 +210,7 @@ func (d *during) run(
 	used, err := fn(ctx, held)
 	returned = true
 	lost := context.Cause(ctx)
-	if !errors.Is(lost, ErrHoldLost) {
+	if !errors.Is(lost, ErrHoldLost) || lost == context.Cause(outer) { // that of a During around this one is not lost here
 		lost = nil
 	}
 	all, wrong := d.used(used)

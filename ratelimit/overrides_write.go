@@ -138,8 +138,8 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 	if err != nil {
 		return 0, err
 	}
-	forget(ctx, asked)
-	defer forget(ctx, asked)
+	forget(ctx, db, asked)
+	defer forget(ctx, db, asked)
 	if n, err = d.ask(ctx, wire{db: db, schema: l.Schema}, args); err != nil {
 		return 0, explainCall(verb(d.what), asked, err)
 	}

@@ -279,8 +279,8 @@ func (l *Limiter) run(ctx context.Context, db DB, v verb, of about, requests []R
 		return unanswered(v, c.requests), err
 	}
 	if c.does.settles || c.does.answers == nothing { // what a Coalescer has of the keys is no longer so
-		forget(ctx, c.requests)
-		defer forget(ctx, c.requests)
+		forget(ctx, db, c.requests)
+		defer forget(ctx, db, c.requests)
 	}
 	result, err := c.decide(ctx, db)
 	if err == nil && c.does.holds && c.does.settles {
