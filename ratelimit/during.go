@@ -210,7 +210,7 @@ func (d *during) run(
 	used, err := fn(ctx, held)
 	returned = true
 	lost := context.Cause(ctx)
-	if !errors.Is(lost, ErrHoldLost) || lost == context.Cause(outer) { // that of a During around this one is not lost here
+	if !errors.Is(lost, ErrHoldLost) || errors.Is(context.Cause(outer), lost) { // that of a During around this one is not lost here
 		lost = nil
 	}
 	all, wrong := d.used(used)

@@ -156,7 +156,7 @@ var coalescerMutations = []mutation{
 		tests: "TestAhead",
 	}, {
 		name: "ahead-half-granted", file: "ratelimit/coalescer_memory.go", what: "a call that one limit has not enough ahead for uses what the others have",
-		old: "			l.take(-d.count)\n", new: "			l.take(0 * d.count)\n",
+		old: "				lots[i].take(-d.count)\n", new: "				lots[i].take(0 * d.count)\n",
 		tests: "TestAhead",
 	},
 }
