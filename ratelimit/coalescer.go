@@ -56,22 +56,24 @@ type Coalescer struct {
 	// each waits for the pace.
 	Pace time.Duration
 
-	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without the database. The
-	// default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid]. 50 ms is much for a key that many want.
+	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without the
+	// database. The default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid], at the first call. 50 ms is much
+	// for a key that many want.
 	//
-	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T + Ahead) in any span T, and a
-	// window never more than its rate. Only plenty is taken ahead: what the calls of the last Ahead asked for, at most a quarter of what is
-	// left, and nothing below 100 left. What is not used in time comes back, less what the rate has refilled; if the process dies
-	// or the answer is lost, it is lost. A denial, too, is remembered until its RetryAt, but for at most Ahead.
+	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T + Ahead)
+	// in any span T, and a window never more than its rate. Only plenty is taken ahead: what the calls of the last Ahead
+	// asked for, at most a quarter of what is left, and nothing below 100 left. What is not used in time comes back, of a
+	// bucket less what the rate has refilled. Close gives back the rest. If the process dies, or an answer is lost, it is
+	// lost. A denial, too, is remembered until its RetryAt, but for at most Ahead.
 	//
-	// It is for Consume of whole tokens. Others see what is taken ahead as used. What another process does with a key, such as Reset or
-	// Block, is seen after at most Ahead. docs/contention.md says when to use it.
+	// It is for Consume of whole tokens. Others see what is taken ahead as used. What another process does with a key,
+	// such as Reset or Block, is seen after at most Ahead. docs/contention.md says when to use it.
 	Ahead time.Duration
 
 	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that went
 	// straight to the pool counts as 1. With Ahead, the number includes calls that were decided in memory since the statement
-	// before; so a statement by which tokens come back may be among them. It is called by several goroutines at once, while the calls wait for their answers:
-	// it should be quick. It must not use the Coalescer, which could wait for itself. It must not panic: no caller could
+	// before; so a statement by which tokens come back may be among them. It is called by several goroutines at once, while
+	// the calls wait for their answers: it should be quick. It must not use the Coalescer, which could wait for itself. It must not panic: no caller could
 	// recover the panic, so the process would end.
 	OnBatch func(calls int)
 

@@ -128,7 +128,7 @@ func (f *forecast) shown() algebra.Row {
 
 // wants is how many tokens a statement should take ahead: what the calls of the last Ahead asked for, less that of a round trip, in
 // which nothing is there, and what is there already. It is at most a share of what the row had when it was last asked, of which the
-// statement makes sure: see [forecast.floor].
+// statement makes sure: see floorAhead.
 func (f *forecast) wants(now localTime, ahead time.Duration) float64 {
 	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.row.Value < plenty || len(f.lots) >= maxLots {
 		return 0
