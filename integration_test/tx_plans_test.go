@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,22 +107,17 @@ var grownReads = []struct {
 	{"SELECT ratelimit._stored_keys('l', '', NULL, 10)", "", few},
 }
 
-// TestEveryStatementReadsLittle: whatever the statistics say, each statement reads what it needs, by a plan that it has made and keeps, and by one for
-// its arguments. "planned when small": the plan is from before, when the tables were empty.
-func TestEveryStatementReadsLittle(t *testing.T) {
-	long(t)
-	t.Parallel()
-	conn := acquire(t, newPool(t, 1))
-	exec := func(sql string) {
+const allTables = "ratelimit.limits ratelimit.holds ratelimit.definitions ratelimit.overrides ratelimit.usage ratelimit.denials ratelimit.sweeps"
+
+// prepareReads returns a connection that has prepared the statements of grownReads, in a database that knows their limits.
+func prepareReads(t *testing.T) (conn *pgx.Conn, exec func(sql string)) {
+	t.Helper()
+	conn = acquire(t, newPool(t, 1))
+	exec = func(sql string) {
 		t.Helper()
 		if _, err := conn.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			t.Fatalf("%s: %v", sql, err)
 		}
-	}
-	tables := make([]string, 0, 7)
-	for table := range strings.FieldsSeq("ratelimit.limits ratelimit.holds ratelimit.definitions ratelimit.overrides ratelimit.usage ratelimit.denials ratelimit.sweeps") {
-		tables = append(tables, table)
-		exec(withoutAutovacuum(table))
 	}
 	known := map[string]bool{}
 	for _, row := range grownReads {
@@ -133,15 +129,50 @@ func TestEveryStatementReadsLittle(t *testing.T) {
 		}
 		exec("PREPARE " + statement.name + " AS " + statement.sql)
 	}
+	exec(`SELECT ratelimit.publish('api', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 minute"}, {"name": "m", "kind": "token bucket", "rate": 10, "period": "1 minute"},
+  {"name": "slots", "kind": "slots", "capacity": 5000}, {"name": "forever", "kind": "slots", "capacity": 5000}, {"name": "own", "kind": "slots", "capacity": 5000}]')`)
+	return conn, exec
+}
+
+func callOf(name, args string) string {
+	switch {
+	case strings.HasPrefix(name, "SELECT "):
+		return name
+	case args == "":
+		return "EXECUTE " + name
+	}
+	return "EXECUTE " + name + "(" + args + ")"
+}
+
+// Before 18, a plan that enable_seqscan = off cannot help seems so dear that the server compiles it, which takes half a second.
+func TestNoStatementIsCompiled(t *testing.T) {
+	t.Parallel()
+	conn, exec := prepareReads(t)
+	for _, row := range grownReads {
+		exec("BEGIN")
+		exec(callOf(row.name, row.args))
+		exec("ROLLBACK")
+		var compiles bool
+		if err := conn.QueryRow(t.Context(), "SELECT pg_read_file('/proc/self/maps') LIKE '%llvmjit%'").Scan(&compiles); err != nil || compiles {
+			t.Fatalf("%s %s: compiled: %t, %v", row.name, row.args, compiles, err)
+		}
+	}
+}
+
+// TestEveryStatementReadsLittle: whatever the statistics say, each statement reads what it needs, by a plan that it has made and keeps, and by one for
+// its arguments. "planned when small": the plan is from before, when the tables were empty.
+func TestEveryStatementReadsLittle(t *testing.T) {
+	long(t)
+	t.Parallel()
+	conn, exec := prepareReads(t)
+	tables := slices.Collect(strings.FieldsSeq(allTables))
+	for _, table := range tables {
+		exec(withoutAutovacuum(table))
+	}
 	pages := func(name, args string) (n int) {
 		exec("BEGIN")
 		defer exec("ROLLBACK")
-		sql := "EXECUTE " + name
-		if strings.HasPrefix(name, "SELECT ") {
-			sql = name
-		} else if args != "" {
-			sql += "(" + args + ")"
-		}
+		sql := callOf(name, args)
 		var text string
 		var explained []struct {
 			Plan map[string]any
@@ -169,8 +200,6 @@ func TestEveryStatementReadsLittle(t *testing.T) {
 	}
 	analyze := "ANALYZE " + strings.Join(tables, ", ")
 	exec("SET plan_cache_mode = force_generic_plan")
-	exec(`SELECT ratelimit.publish('api', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 minute"}, {"name": "m", "kind": "token bucket", "rate": 10, "period": "1 minute"},
-  {"name": "slots", "kind": "slots", "capacity": 5000}, {"name": "forever", "kind": "slots", "capacity": 5000}, {"name": "own", "kind": "slots", "capacity": 5000}]')`)
 	exec(analyze)
 	all("")
 	exec(grownTables)

@@ -3073,7 +3073,7 @@ $body$;
 
 -- Refuses the name of a limit to an operator, if programs publish limits and nobody knows it.
 CREATE FUNCTION ratelimit._check_known(name text) RETURNS void
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off
 AS $body$
 #variable_conflict use_variable
 BEGIN

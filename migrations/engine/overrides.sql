@@ -229,7 +229,7 @@ $body$;
 
 -- Refuses the name of a limit to an operator, if programs publish limits and nobody knows it.
 CREATE OR REPLACE FUNCTION ratelimit._check_known(name text) RETURNS void
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off
 AS $body$
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name)
