@@ -39,7 +39,6 @@ import (
 const (
 	envURL    = "TXLIMIT_TEST_DATABASE_URL"
 	envBin    = "TXLIMIT_TEST_POSTGRES_BIN"
-	envImage  = "TXLIMIT_TEST_IMAGE"
 	envLadder = "TXLIMIT_TEST_LADDER"
 
 	envPgBouncer = "TXLIMIT_TEST_PGBOUNCER"
