@@ -16,7 +16,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// jsonField is a field of an object, as docs/tool.md has it.
+// jsonField is a field of an object, as JSON.md has it.
 type jsonField struct {
 	kind  string // string, number, integer, boolean, instant or an object, without [] and ?
 	array bool
@@ -24,18 +24,16 @@ type jsonField struct {
 	unset bool // it may be left out
 }
 
-// documented reads the table of docs/tool.md: objects, which commands print or are in others, and their fields.
+// documented reads the table of JSON.md: objects, which commands print or are in others, and their fields.
 func documented(t *testing.T) map[string]map[string]jsonField {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/tool.md")
+	text, err := os.ReadFile("JSON.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "\n## JSON\n")
-	section, _, _ = strings.Cut(section, "\n## ")
 	objects := map[string]map[string]jsonField{}
 	var current []string
-	for line := range strings.Lines(section) {
+	for line := range strings.Lines(string(text)) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
 		for i := range cells {
 			cells[i] = strings.TrimSpace(strings.ReplaceAll(cells[i], "`", ""))
@@ -156,7 +154,7 @@ func (p *printed) Write(b []byte) (int, error) {
 	return p.Buffer.Write(b)
 }
 
-// TestTheJSONIsAsDocumented runs every command, and compares the fields and their types with the table of docs/tool.md.
+// TestTheJSONIsAsDocumented runs every command, and compares the fields and their types with the table of JSON.md.
 func TestTheJSONIsAsDocumented(t *testing.T) {
 	w := newWorld(t)
 	objects := documented(t)
