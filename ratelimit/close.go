@@ -47,24 +47,22 @@ func (f *life) leave() {
 
 func (f *life) closed() bool { return f != nil && f.calls.Load() >= closing }
 
-// Close ends what [Open] has started. In this order:
+// Close ends what [Open] has started. Call it after the last caller: after http.Server.Shutdown or the Stop of a River
+// client, and after the Close of each [Coalescer]. Close the pool last. In this order:
 //
-//  1. New calls are refused: [Limiter.QueueConsume] and the verbs return [ErrClosed], also in a transaction that began before, which
-//     then rolls back. [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] go on, since they settle what was granted.
-//  2. It waits for the calls that are under way, those of [Limiter.During] included. If ctx ends before, the contexts of their functions end.
-//  3. The background ends. The last flush of the usage is written, which takes 5 seconds at most.
+//   - New calls are refused: [Limiter.QueueConsume] and the verbs return [ErrClosed], also in a transaction that began
+//     before, which then rolls back. [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] go on.
+//   - It waits for the calls that are under way, those of [Limiter.During] included. If ctx ends before, the contexts
+//     of their functions end. A batch of QueueConsume is no call until it is sent: send it before, or its usage is not
+//     recorded.
+//   - The background ends. The last flush of the usage is written, which takes 5 seconds at most.
 //
-// A batch of QueueConsume is no call under way until it is sent: send it before, or its usage is not recorded.
+// All this takes no longer than ctx. So ctx must have time left: one that has ended, as that of a signal, ends the
+// background without waiting for it. The error then says that counts may be lost. Close also returns the error of the
+// last flush.
 //
-// All this takes no longer than ctx. So ctx must have time left: one that has ended, as that of a signal, ends the background
-// without waiting for it. The error then says that counts may be lost. Close also returns the error of the last flush.
-//
-// A second Close waits for the same, by its own ctx: it can be longer or in more haste. It returns no error if everything has
-// ended.
-//
-// Close it after the last caller: after http.Server.Shutdown or the Stop of a River client, and after the Close of each
-// [Coalescer], whose waiting calls are calls under way. Close the pool last. On a Limiter that Open did not make, Close does
-// nothing.
+// A second Close waits for the same, by its own ctx, and returns no error if everything has ended. On a Limiter that
+// Open did not make, Close does nothing.
 func (l *Limiter) Close(ctx context.Context) error {
 	f := l.life
 	if f == nil {

@@ -19,33 +19,31 @@ const verbDuring verb = "during"
 // settleTimeout bounds how long During tries to end its hold.
 const settleTimeout = 10 * time.Second
 
-// During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. Meanwhile it extends the hold, so ttl may be shorter than the work: it is how
-// long the slots of a dead process stay taken. A minute is a good one: a ttl of a few seconds loses work on a busy machine.
+// During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. Meanwhile it extends the hold, so ttl may be
+// shorter than the work: it is how long the slots of a dead process stay taken. Give a minute: a ttl of a few seconds
+// loses work on a busy machine. If the hold is denied, fn is not called, and the error is that of Hold.
 //
 //	err := limits.During(ctx, pool, customer+"/render/"+job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
 //		return nil, render(ctx, job)
 //	}, renders.Key(customer), rendersInAll.Global())
 //
-// If the hold is denied, fn is not called, and the error is that of Hold: a [*DeniedError] with [ReasonHeld] for a delivery whose work runs, and with
-// [ReasonSettled] for one whose work is done.
+// fn must end its work when its ctx ends: when ctx does, when the hold is lost or could not be extended in time, or
+// when a [Limiter.Close] is in haste ([context.Cause] says which). That is a tenth of ttl before another process can
+// take the slots, by the monotonic clock of this process.
 //
-// fn must end its work when its ctx ends. That is when ctx does, or when the hold is lost, or could not be extended in time, or a [Limiter.Close]
-// is in haste: [context.Cause] says which. It ends a tenth of ttl before another process can take the slots, by the monotonic clock of this process. That clock
-// must not stand still: a process that is stopped ends its work when it goes on, but while a virtual machine is suspended, another process may take the slots.
+// fn returns what was used of tokens, by requests with a Count. What it does not name was used as held. If fn returns
+// an error or panics, or the hold was lost while it ran, the same is settled, but the id is free: the work may be tried
+// again. If ctx ends before fn is called, everything is released. fn may Settle held.Token itself, in a short
+// transaction that stores its result, the last of fn. Then what fn returns is not used. It must not Release it: return
+// an error instead.
 //
-// fn returns what was used of tokens, by requests with a Count. What it does not name is settled with what was held. If fn returns an error or panics, all comes back or is charged in
-// the same way, but the id is free: the work may be tried again ([Limiter.Release]). So it is if the hold was lost while fn ran, whatever fn returns. If ctx ends
-// before fn is called, everything is released.
+// The error is fn's, joined to an [ErrHoldLost] if the hold was lost or could not be extended in time. It is
+// [ErrInvalid], after all was settled, if fn names what was not held. If Settle fails for 10 seconds, it is that error,
+// and the hold ends by itself.
 //
-// fn may Settle held.Token itself, in the transaction that stores its result. Then they are committed together, and what fn returns is not used. Make
-// that a short transaction, the last of fn: a hold that it has locked is not extended. fn must not Release it: return an error instead.
-//
-// The error is fn's, joined to an [ErrHoldLost] if the hold was lost or could not be extended in time. It is ErrHoldLost alone if fn returned nil. It is [ErrInvalid], after all was settled, if fn names as used what was not held. If Settle fails for 10 seconds, the error is its error, and the hold
-// ends by itself.
-//
-// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with [NoEnd],
-// it is ErrInvalid. All holds of a Limiter on a pool are extended together, every third of a ttl, on a connection of their own. It is one more than the *pgxpool.Pool
-// has; of a *sql.DB, it is one of its connections, as long as any fn runs, so it needs two.
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. Otherwise, and with [NoEnd],
+// it is ErrInvalid. All holds of a Limiter on a pool are extended together, on a connection of their own: one more than
+// the *pgxpool.Pool has, or one of the *sql.DB, which needs two.
 func (l *Limiter) During(
 	ctx context.Context, db DB, id string, ttl time.Duration,
 	fn func(ctx context.Context, held Held) (used []Request, err error), requests ...Request,

@@ -17,13 +17,14 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Held is what [Limiter.Hold] has taken, and what to store with the work. It has no receipt: what is held comes back by Settle and Release,
-// dated by At as a receipt is. As JSON, see [Result].
+// Held is what [Limiter.Hold] has taken, and what to store with the work. It has no receipt: what is held comes back by
+// Settle and Release, dated by At as a receipt is. As JSON, see [Result].
 type Held struct {
 	// At is the instant of the decision: see [Result.At].
 	At time.Time
 
-	// Repeated reports whether nothing was taken, since the id is held without an end already: with the Counts of Requests.
+	// Repeated reports whether nothing was taken, since the id is held without an end already: with the Counts of
+	// Requests.
 	Repeated bool
 
 	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status].
@@ -33,47 +34,44 @@ type Held struct {
 	// Requests has the status of each request, in order.
 	Requests []Status
 
-	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in the clear. Whoever has it can end the
-	// hold. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for both.
+	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in
+	// the clear. Whoever has it can end the hold. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for
+	// both.
 	Token string
 
-	// Expires is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if it has no end.
+	// Expires is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if
+	// it has no end.
 	Expires time.Time
 
 	sentAt time.Time // when the statement was sent, on a connection that was there
 }
 
-// NoEnd is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No computation of durations yields it.
-// [Limiter.During] and [Limiter.Once] refuse it.
+// NoEnd is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No
+// computation of durations yields it. [Limiter.During] and [Limiter.Once] refuse it.
 const NoEnd time.Duration = math.MinInt64
 
-// Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work is settled or released, or
-// when ttl is over: it is for work that may die. Tokens come back by the rule of [Limiter.Refund], and slots as they are.
+// Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work
+// is settled or released, or when ttl is over: it is for work that may die. In a transaction, it locks the keys until
+// COMMIT, and a rollback undoes it: claim the job, hold, commit, work.
 //
 //	held, err := limits.Hold(ctx, pool, customer+"/render/"+job.ID, 5*time.Minute, renders.Key(customer), rendersInAll.Global())
 //
-// id is the caller's name for the work: a job, not a worker. Put into it what makes it one: the customer, the kind of
-// work, its number. A key that customers share, as of Global, knows the ids of all, and refuses one for a day after it
-// was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to 366
-// days, or [NoEnd]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
+// id is the name of the work, not of a worker: the customer, the kind of work, its number. A key that customers share,
+// as of Global, knows the ids of all. An id has 1 to 255 bytes of UTF-8, without control characters and without ~ in
+// front. ttl is 100 ms to 366 days, or [NoEnd]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
 //
-// A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
-// With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
-// and nothing is taken.
+// A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], another delivery of the work holds the id, until
+// RetryAt. With [ReasonSettled], the work was settled within a day: drop the delivery. For slots, RetryAt is the
+// latest, if no hold is extended and nothing else is taken. With NoEnd, an id that is held so is granted again,
+// Repeated, and nothing is taken. With [WaitUpTo], it waits for room.
 //
-// A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least, and is
-// otherwise as it was. [ErrHoldLost]: it was settled or released, or its time was over and it was given back; of
-// several limits, then some may be extended. It is for a pool or a connection, not for a transaction, takes nothing,
-// and is not reported to the Observer. [Limiter.During] does it by itself.
+// A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least.
+// [ErrHoldLost]: it has ended; of several limits, then some may be extended. It is for a pool or a connection, and is
+// not reported to the Observer. [Limiter.During] does it by itself.
 //
-// What expired holds have taken counts as there, for every verb. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing
-// else is taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
-//
-// With [WaitUpTo], it waits for room. In a transaction, it locks the keys until COMMIT: claim the job, hold, commit,
-// work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back after the snapshot, and deny.
-// After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error.
-// That also ends a Hold that is still on its way, which is [ErrHoldLost] then. A [Coalescer] sends it to its Pool,
-// alone. The database in memory of package ratelimittest has no holds.
+// It always asks the database, also for [Unlimited] limits. Above READ COMMITTED, it may miss what came back after the
+// snapshot, and deny. A [Coalescer] sends it to its Pool, alone. After [ErrUnknownOutcome], Release the Token, which is
+// there beside this error: that also ends a Hold that is still on its way.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
 	held, _, err := l.hold(ctx, db, id, ttl, requests)
 	return held, err
@@ -173,54 +171,61 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 	}
 }
 
-// Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of [Limiter.Refund] ([Status.Refunded]), and more is charged
-// ([Status.Taken]). Slots are freed, whatever their Count. For tokens, a request without Count is [ErrInvalid].
+// Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of
+// [Limiter.Refund] ([Status.Refunded]), and more is charged ([Status.Taken]). Slots are freed, whatever their Count.
+// For tokens, a request without Count is [ErrInvalid]. Call it in the transaction that stores the result.
 //
-// It ends all of the token. What the requests do not name was used as held: nothing of it comes back but slots. Its Statuses come after those of the requests.
-// Of a limit that the Limiter does not know, such as one that a deployment has removed, and of one that [Varies], Remaining is NaN: not known. A hold
-// without an end has no list of its limits: it ends for those that are named, and without requests, it is [ErrInvalid].
+// It ends all of the token. What the requests do not name was used as held. Its Statuses come after those of the
+// requests; of a limit that the Limiter does not know, such as one that a deployment has removed, and of one that
+// [Varies], Remaining is NaN: not known. A hold without an end has no list of its limits: it ends for those that are
+// named, and without requests, it is ErrInvalid.
 //
-// It may come late. If the hold expired, and nobody has taken from the key since, it is as if in time. If it was given back: of tokens, what was used and not kept is charged, once
-// its window is over only what is more than was held; of slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit; [Limiter.Release] ends the rest. Return the error to roll the transaction
-// back that stores the result.
+// It may come late. If the hold expired, and nobody has taken from the key since, it is as if in time. If it was given
+// back: of tokens, what was used and not kept is charged, once its window is over only what is more than was held; of
+// slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit: return the error,
+// to roll back. [Limiter.Release] ends the rest.
 //
-// A second Settle is Repeated and does nothing. So after [ErrUnknownOutcome], call it again. For a day, the id is refused ([ReasonSettled]). Settle goes on after Close, and
-// under a block. While an override lifts the limit, nothing is charged.
+// A second Settle is Repeated and does nothing, so after [ErrUnknownOutcome], call it again. For a day, the id is
+// refused ([ReasonSettled]). Settle goes on after Close, and under a block. While an override lifts the limit, nothing
+// is charged.
 func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbSettle, about{hold: &holding{token: token}}, requests)
 }
 
-// Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will be tried again. Everything comes
-// back but what was used: the [Request.Count] of its requests, 0 without one. What they do not name comes back, too. A hold that has ended, or an id without
-// an end that is not held, is no error: released is false. After [ErrUnknownOutcome], call it again; released is false then if the first call did it.
-// So defer it, with a context that does not end with the work, and on the pool:
+// Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will
+// be tried again. Everything comes back but what was used: the [Request.Count] of its requests, 0 without one. A hold
+// that has ended, or an id without an end that is not held, is no error: released is false. So defer it, on the pool,
+// with a context that does not end with the work:
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
-// Without requests, nothing was used. Tokens of a limit that is not named, and that the Limiter does not know or that [Varies], come back by the numbers
-// that programs have published or an override has; without any, they stay used. A hold that has an end is
-// released by its Token alone. Its id and requests are [ErrHoldLost], and its id without requests is [ErrInvalid]. A request for a limit or
-// key that the Token does not have is [ErrInvalid]. The same holds for Settle.
+// After [ErrUnknownOutcome], call it again; released is false then if the first call did it. Tokens of a limit that is
+// not named, and that the Limiter does not know or that [Varies], come back by the numbers that programs have published
+// or an override has; without any, they stay used.
+//
+// A hold that has an end is released by its Token alone: its id with requests is [ErrHoldLost], and without
+// [ErrInvalid]. A request for a limit or key that the Token does not have is ErrInvalid. The same holds for Settle.
 func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) (released bool, err error) {
 	result, err := l.do(ctx, db, verbRelease, about{hold: &holding{token: token}}, requests)
 	return err == nil && result.held.state != heldLate, err
 }
 
-// Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call for the id, within keep,
-// takes nothing and is granted, Repeated, also when there are no tokens left. A denial is not remembered: the event may be tried again.
+// Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call
+// for the id, within keep, takes nothing and is granted, Repeated, also when there are no tokens left. Call it in the
+// transaction that handles the event: if that rolls back, the next delivery counts.
 //
 //	result, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, calls.Key(customer))
 //
-// Call it in the transaction that handles the event: if that rolls back, the next delivery counts. On a pool, the id is counted although the
-// handler fails afterwards: there it is for counting alone, and a Repeated event must be handled all the same. It is not needed in a transaction that
-// inserts the event itself, with ON CONFLICT DO NOTHING: consume there if the row is new.
+// On a pool, it is for counting alone: the id is counted although the handler fails afterwards, so a Repeated event
+// must be handled all the same. A denial is not remembered.
 //
-// id is as for [Limiter.Hold]. It counts for each limit and key by itself: if one of several knows it, nothing is taken of any. keep is 100 ms to 366 days:
-// longer than the event may be delivered again. After it, the id counts anew, and a sweep deletes its row.
+// id is as for [Limiter.Hold], and one that Hold has used for the limit and key is known, too. It counts for each limit
+// and key by itself: if one of several knows it, nothing is taken of any. keep is 100 ms to 366 days. After it, the id
+// counts anew, and a sweep deletes its row.
 //
-// It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots are [ErrInvalid]. After [ErrUnknownOutcome], call it again. A
-// Repeated result has no numbers and no receipt. That of the first call can be refunded: the id stays counted. A [Coalescer] sends it to
-// its Pool, alone. An id that [Limiter.Hold] has used for the limit and key is known, too: use other ids for events than for work.
+// It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots
+// are [ErrInvalid]. After [ErrUnknownOutcome], call it again. A Repeated result has no numbers and no receipt. That of
+// the first call can be refunded: the id stays counted. A [Coalescer] sends it to its Pool, alone.
 func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
 }

@@ -16,14 +16,13 @@ import (
 //
 //	err := limits.During(ratelimit.WaitUpTo(ctx, 5*time.Second), pool, id, time.Minute, render, renders.Key(customer))
 //
-// Callers of a Limiter that want the same limits and keys are served in the order in which they came. Between processes
-// there is no order: each asks the database for the first of its callers, every 0.1 seconds and when one of its own
-// holds ends. A call without WaitUpTo does not queue, and may be faster.
+// After d, and at once if waiting does not help, or tokens are missing that come later and that nobody holds, the error
+// is the [*DeniedError]. If ctx ends, it is ctx's. In a transaction it is [ErrInvalid]. A waiting caller holds no
+// connection and no lock.
 //
-// After d, and at once if waiting does not help, or tokens are missing that come later and that nobody holds, the error is
-// the [*DeniedError]. If ctx ends, it is ctx's. A waiting caller holds no connection and no lock. In a transaction it is
-// [ErrInvalid]. The Observer is told once. The function of During, and the handler of a middleware, get a context that
-// waits for nothing.
+// Callers of a Limiter that want the same limits and keys are served in the order in which they came. Between processes
+// there is no order. A call without WaitUpTo does not queue, and may be faster. The Observer is told once. The function
+// of During, and the handler of a middleware, get a context that waits for nothing.
 func WaitUpTo(ctx context.Context, d time.Duration) context.Context {
 	return context.WithValue(ctx, waitUpToKey{}, d)
 }

@@ -9,18 +9,18 @@ import (
 	"github.com/txlimit/txlimit/internal/keytext"
 )
 
-// Jitter spreads events that would all happen at the same instant. It returns an instant from at on and before at + span.
-// The same key gets the same share of the span each time, in every process. Different keys are spread evenly. The result is
-// never before at, and is at itself if span is less than 2 µs.
-//
-// Reservations of one fixed window, for example, may all be told to run when a later window begins. Spread over a part of
-// the period, they do not all run at once. They still run in the window from which their tokens are taken:
+// Jitter spreads events that would all happen at the same instant. It returns an instant from at on and before at +
+// span, or at itself if span is less than 2 µs. The same key gets the same share of the span each time, in every
+// process.
 //
 //	runAt := ratelimit.Jitter(reserved.RetryAt, 10*time.Second, userID)
 //
-// The delay is span × h / 2^64, rounded down to a microsecond, the resolution of a timestamptz. Here h is the first 64 bits
-// of the SHA-256 of the key. A key of several parts is joined as by [Limit.Key]. To give a key different delays for different limits,
-// make the limit's name a part of the key.
+// Reservations of one fixed window, for example, may all be told to run when a later window begins. Spread over a part
+// of the period, they still run in the window from which their tokens are taken.
+//
+// The delay is span × h / 2^64, rounded down to a microsecond. Here h is the first 64 bits of the SHA-256 of the key. A
+// key of several parts is joined as by [Limit.Key]. For different delays for different limits, make the limit's name a
+// part.
 func Jitter(at time.Time, span time.Duration, key string, more ...string) time.Time {
 	if span < 0 {
 		return at

@@ -21,19 +21,17 @@ type Request struct {
 }
 
 // Key makes a request for one token of a key's share of the limit. A key is, for example, a user, a team or an address.
-// One part is stored exactly as it is, whatever characters it has, so SQL by hand, the tool and the page find it under the text that the program
-// has. Several parts ("eu", userID) are joined by "|", with a backslash before each "|" and each backslash of a part, as the SQL function
-// ratelimit.key does. [Status] and [Balance] have the text.
+// For a limit without keys, use [Limit.Global]. No part may be empty: a missing user id must not count for all users
+// together.
 //
-// Different keys of several parts are never the same key. But the one part "eu|ann" and the two parts "eu" and "ann" are one
-// text, and so one row of the limit. So give all keys of a limit one part, or all of them several.
+// One part is stored exactly as it is, whatever characters it has. Several parts ("eu", userID) are joined by "|", with
+// a backslash before each "|" and each backslash of a part, as the SQL function ratelimit.key does. Different keys of
+// several parts are never the same key. But the one part "eu|ann" and the two parts "eu" and "ann" are one text, and so
+// one row. So give all keys of a limit one part, or all of them several.
 //
-// A key is valid UTF-8 without NUL, at most 1024 bytes long. No part may be empty: a missing user id must not count for all
-// users together. For a limit without keys, use [Limit.Global]. The key is stored in the clear. Hash keys that should not
-// be readable, such as an address or an e-mail.
-//
-// Keys are compared byte by byte. Make an e-mail address or a name canonical first, as the application compares it, or one
-// user has several keys: Key(strings.ToLower(norm.NFC.String(strings.TrimSpace(email)))), with norm from
+// A key is valid UTF-8 without NUL, at most 1024 bytes long. It is stored in the clear: hash what should not be
+// readable. Keys are compared byte by byte. Make an e-mail address or a name canonical first, as the application
+// compares it: strings.ToLower(norm.NFC.String(strings.TrimSpace(email))), with norm from
 // golang.org/x/text/unicode/norm. The id of the user that was found is a better key.
 func (l Limit) Key(parts ...string) Request {
 	r := l.Global()

@@ -24,14 +24,14 @@ type Result struct {
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
-	// between. For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a
-	// [Limiter.Reserve] of several may be granted earlier. Of a block it is when no block denies any more. It is never later
-	// than the year 9999. It is zero if waiting does not help: the plan grants nothing, a block has no
-	// end, or one of them will be in force before the tokens are there. It is zero, too, if the call was granted.
-	// (A token bucket forgives rounding, so it may grant the call earlier by a billionth of the time in which it fills.)
+	// between, at most the end of the year 9999. It is zero if the call was granted, or if waiting does not help: the plan
+	// grants nothing, a block has no end, or one of them will be in force before the tokens are there. Of a block it is
+	// when no block denies any more. Where overrides ([Limiter.Override]) end, what comes after them counts, as far as it
+	// is known.
 	//
-	// Where overrides ([Limiter.Override]) end, what comes after them counts, as far as it is known. A limit that is unlimited until then was not
-	// asked, and counts as full.
+	// For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a [Limiter.Reserve]
+	// of several may be granted earlier. (A token bucket forgives rounding, so it may grant the call earlier by a
+	// billionth of the time in which it fills.)
 	RetryAt time.Time
 
 	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works even if
@@ -44,8 +44,8 @@ type Result struct {
 	ResetAt   time.Time
 
 	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, by
-	// a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the Counts of the first call, but
-	// for a limit that it did not count: an Unlimited one.
+	// a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the Counts
+	// of the first call, but for a limit that it did not count: an Unlimited one.
 	Repeated bool
 
 	// Requests has the status of each request of the call, in order.

@@ -66,32 +66,24 @@ const (
 // rollbackTimeout bounds a rollback, which must happen even when ctx has ended.
 const rollbackTimeout = 5 * time.Second
 
-// InTx runs fn in a transaction and commits it. The transaction is SERIALIZABLE unless [Isolation] says otherwise. db is a
-// *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. A connection that is already in a transaction is [ErrInvalid].
+// InTx runs fn in a transaction and commits it. The transaction is SERIALIZABLE unless [Isolation] says otherwise.
+// After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, it is rolled back and run again
+// from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx ends
+// after the first attempt, the error matches [ErrAttemptsExhausted].
 //
-// After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, the transaction is rolled back and
-// run again from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx
-// ends after the first attempt, the error matches [ErrAttemptsExhausted].
+// Any other error of fn, such as a denial, rolls back and is returned as it is. A panic rolls back, too. fn must return
+// the errors of its statements such that errors.As finds them (%w, not %v): an error that hides its SQLSTATE is not
+// retried. If the connection breaks at COMMIT, the error matches [ErrUnknownOutcome], and the transaction is not run
+// again. After any other error, nothing was committed.
 //
-// fn must not end the transaction: return an error to roll back. (After tx.Rollback in fn, InTx returns an error, which matches
-// pgx.ErrTxCommitRollback. After tx.Commit in fn, or a COMMIT or ROLLBACK as text, the error matches [ErrUnknownOutcome]. InSQLTx cannot
-// see such a text.) It must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not
-// %v). An error that hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back and is
-// returned as it is. If fn panics, or its goroutine exits, the transaction is rolled back.
+// db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, and in no transaction. In fn, consume on tx: a verb that
+// writes on db itself, if db is a pool, is [ErrInvalid] without [OutsideTx], as is another InTx on it. fn must not end
+// the transaction: after tx.Rollback, the error matches pgx.ErrTxCommitRollback, and after tx.Commit, or a COMMIT or
+// ROLLBACK as text, ErrUnknownOutcome. (InSQLTx cannot see such a text.)
 //
-// In fn, consume on tx. A verb that writes on db itself, if db is a pool, is [ErrInvalid], unless its context is from
-// [OutsideTx]. So is another InTx on that pool. With [Hot], transactions that want the same limits wait their turn instead of conflicting.
-//
-// On a *pgxpool.Pool, InTx takes a connection before fn, and the transaction begins with fn's first statement (or tx.Conn).
-// If that statement is a verb on tx itself, not on a wrapper, BEGIN is sent with it and costs no round trip. In pgx's
-// default mode, a connection that meets a query for the first time, BEGIN included, prepares it in one more round trip. On
-// any other db, the transaction begins before fn.
-//
-// If the transaction cannot begin, all statements of fn fail, nothing runs outside it, and InTx returns the reason even if
-// fn hides it. A first statement whose own context has ended is not sent, and the next statement begins the transaction.
-//
-// If the connection breaks at COMMIT, the transaction may be committed or not. The error matches [ErrUnknownOutcome], and
-// the transaction is not run again. After any other error, nothing was committed.
+// On a *pgxpool.Pool, the transaction begins with fn's first statement (or tx.Conn). If that is a verb on tx itself,
+// not on a wrapper, BEGIN is sent with it and costs no round trip. If the transaction cannot begin, all statements of
+// fn fail, and InTx returns the reason even if fn hides it.
 func (l *Limiter) InTx(
 	ctx context.Context,
 	db interface {
@@ -199,13 +191,10 @@ var errInTransaction = fmt.Errorf("%w: the connection is in a transaction alread
 // It is also for calls outside transactions, on a database whose default isolation level is above READ COMMITTED.
 //
 // fn must not do anything that a rollback does not undo. It must return the errors of its statements and of COMMIT such
-// that errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx ends
-// during a pause, the error matches [ErrAttemptsExhausted]. Before each further attempt, [Limiter.OnRetry] is called.
-//
-// Retries may be nested. An error that already matches ErrAttemptsExhausted, from an InTx or a [Coalescer] in fn, is
-// returned as it is: attempts do not multiply. So is one that matches [ErrUnknownOutcome].
-//
-// The only option is [Attempts]. [Isolation] and [Hot] are for transactions that this package begins: here, they are [ErrInvalid].
+// that errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx
+// ends during a pause, the error matches [ErrAttemptsExhausted]. One of fn's that matches it already, or
+// [ErrUnknownOutcome], is returned as it is: attempts do not multiply. The only option is [Attempts]: [Isolation] and
+// [Hot] are [ErrInvalid].
 func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error, options ...TxOption) error {
 	o, err := newTxOptions(options)
 	switch {

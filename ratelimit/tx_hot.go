@@ -15,17 +15,17 @@ import (
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
-// Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in order
-// of arrival, before they take a connection. The queue belongs to the [Limiter], so use one in the process. Name only
-// limits that many transactions want at once. `go run ./bench hot_queue_vs_mutex` prints the gain.
+// Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in
+// order of arrival, before they take a connection. The queue belongs to the [Limiter], so use one in the process. Name
+// only limits that many transactions want at once.
 //
 // You hold the turn for the whole transaction: keep it short, and consume first, with fn's ctx, which names the chosen
-// shard. Hot itself consumes nothing and ignores counts. Transactions that use the limit without Hot are not in the queue,
-// and can conflict. Several Hot options add up. If ctx ends while queued, the error matches ctx's error. Invalid requests,
-// and Hot inside the function of another transaction with Hot, are [ErrInvalid].
+// shard. Hot itself consumes nothing and ignores counts. Transactions that use the limit without Hot are not in the
+// queue, and can conflict. Several Hot options add up. If ctx ends while queued, the error matches ctx's error. Invalid
+// requests, and Hot inside the function of another transaction with Hot, are [ErrInvalid].
 //
-// In the database, the turn is a lock on a view, ratelimit.turn_00 to turn_31 of package migrations. The role needs UPDATE on
-// the views: ratelimit.grant gives it with 'consume'. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
+// In the database, the turn is a lock on a view, ratelimit.turn_00 to turn_31. The role needs UPDATE on the views:
+// ratelimit.grant gives it with 'consume'. See docs/contention.md.
 func Hot(requests ...Request) TxOption {
 	return txOption(func(o *txOptions) { o.hot, o.begins = append(o.hot, requests...), "Hot" })
 }

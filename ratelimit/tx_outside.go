@@ -10,24 +10,19 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it, a
-// verb on the pool is refused inside the function of [Limiter.InTx] or [Limiter.InSQLTx], since most often tx was meant.
-// Verbs that write then return [ErrInvalid] and send nothing, as do InTx, InSQLTx, [Limiter.SendTx], [Limiter.Publish] and
-// [Limiter.Sweep]. [Limiter.Check] and [Limiter.Balance], which only read, are allowed.
-//
-// Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
+// OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it,
+// such a verb is [ErrInvalid] in the function of [Limiter.InTx] or [Limiter.InSQLTx], and sends nothing, since most
+// often tx was meant. So are InTx, InSQLTx, [Limiter.SendTx], [Limiter.Publish] and [Limiter.Sweep]. [Limiter.Check]
+// and [Limiter.Balance], which only read, are allowed.
 //
 //	_, err := limits.Consume(ratelimit.OutsideTx(ctx), pool, failedLogins.Key(user, address))
 //
-// Such a call is a transaction of its own, and each attempt of InTx makes it again. It takes a second connection of the
-// pool. If every connection is held by a caller that wants another, none is free.
+// Such a call is a transaction of its own: it outlives a rollback, and each attempt of InTx makes it again. It takes a
+// second connection of the pool. If the surrounding transaction has consumed the same limit and key, it hangs until its
+// context ends, and its outcome is unknown: Postgres does not see this deadlock. So use another limit, and a deadline.
 //
-// If the surrounding transaction has consumed the same limit and key, the call hangs until its context ends. The call waits
-// for the row, and the transaction waits for the call. Postgres does not see this deadlock, and the outcome of the call is
-// unknown. So use a limit that the transaction does not use, and a deadline.
-//
-// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer]. All enclosing
-// transactions count. These are not recognized:
+// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer]. All
+// enclosing transactions count. These are not recognized:
 //
 //   - a pool in another type, such as a *sqlx.DB;
 //   - another pool, or a connection, for the same database;

@@ -206,41 +206,36 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 	return l.do(ctx, db, verbCharge, about{}, requests)
 }
 
-// Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that is left.
-// With requests, it gives back their counts; a request without Count is for all that is left of its key. A request that is not in
-// the receipt, or asks for more than is left in it, is [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
-//
-// A receipt names limits, and the Limiter must know their numbers: from the list of [Open], or from an earlier call. So without
-// requests, [ErrInvalid] is also a limit that the Limiter does not know, and one that [Varies]: pass requests then.
-//
-// The result has a receipt for the rest. Store it in place of the old one, in the same transaction: Refund cannot detect an
-// old receipt that is used again. To refund exactly once, refund in the transaction that marks the work as done. A rollback
-// needs no refund, since it gives back all tokens.
+// Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that
+// is left. With requests, it gives back their counts; a request without Count is for all that is left of its key.
+// Refund is always OK: [Status.Refunded] says how many tokens came back. Call it in the transaction that marks the work
+// as done, and store the receipt of its result there in place of the old one: an old receipt that is used again is not
+// detected. A rollback needs no refund.
 //
 // A refund never fills a limit above its capacity, and never breaks the RetryAt of another reservation:
 //
-//   - A token bucket gets back the tokens that would still be missing if nothing else had been taken since. Tokens owed to
-//     waiting work are subtracted. Under saturation, the whole refund comes back if MaxReserved + rate × duration of the
-//     work + refund is at most the capacity.
+//   - A token bucket gets back the tokens that would still be missing if nothing else had been taken since. Tokens owed
+//     to waiting work are subtracted. Under saturation, the whole refund comes back if MaxReserved + rate × duration of
+//     the work + refund is at most the capacity.
 //   - A fixed or calendar window gets everything back while the window of the work is the last one with promised work.
 //     Afterwards it gets nothing.
 //
-// docs/refunds.md says more. Refund before a [Limiter.Reset] and before a change of the limit's numbers: a later refund may
-// give back too much, up to its count.
+// A request that is not in the receipt, or asks for more than is left in it, is [ErrInvalid]. Without requests, so is a
+// limit whose numbers the Limiter does not know, from the list of [Open] or an earlier call, and one that [Varies].
 //
-// In REPEATABLE READ and SERIALIZABLE, Refund, like every statement, does not see commits after the transaction's snapshot.
-// If the first use of the key is among them, nothing is given back.
+// Refund before a [Limiter.Reset] and before a change of the limit's numbers: later, too much may come back, up to the
+// count. In REPEATABLE READ and SERIALIZABLE, nothing comes back if the first use of the key was committed after the
+// transaction's snapshot. docs/refunds.md says more.
 func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbRefund, about{receipt: receipt}, requests)
 }
 
-// Reset makes the limits full again for these keys, and forgets debts. Holds of their tokens are lost: a [Limiter.During] ends its work.
-// A limit of slots is [ErrInvalid]: release its holds. A valid Count is ignored. In REPEATABLE READ and
-// SERIALIZABLE, rows committed after the transaction's snapshot are not seen, and stay. So the tokens to forget must have
-// been consumed before the transaction began.
+// Reset makes the limits full again for these keys, and forgets debts. Holds of their tokens are lost: a
+// [Limiter.During] ends its work. A limit of slots is [ErrInvalid]: release its holds. A valid Count is ignored. In
+// REPEATABLE READ and SERIALIZABLE, rows committed after the transaction's snapshot stay.
 //
-// It writes nothing into the history of overrides, as the tool and the page do: it is the application's own doing. To say who has decided it,
-// call the SQL function ratelimit.reset with reason and who instead, in the same transaction.
+// It writes nothing into the history of overrides. To say who has decided it, call the SQL function ratelimit.reset
+// with reason and who instead, in the same transaction.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	_, err := l.do(ctx, db, verbReset, about{}, requests)
 	return err
