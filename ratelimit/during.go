@@ -23,10 +23,6 @@ const settleTimeout = 10 * time.Second
 // shorter than the work: it is how long the slots of a dead process stay taken. Give a minute: a ttl of a few seconds
 // loses work on a busy machine. If the hold is denied, fn is not called, and the error is that of Hold.
 //
-//	err := limits.During(ctx, pool, customer+"/render/"+job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
-//		return nil, render(ctx, job)
-//	}, renders.Key(customer), rendersInAll.Global())
-//
 // fn must end its work when its ctx ends: when ctx does, when the hold is lost or could not be extended in time, or
 // when a [Limiter.Close] is in haste ([context.Cause] says which). That is a tenth of ttl before another process can
 // take the slots, by the monotonic clock of this process.

@@ -39,13 +39,7 @@ func (r EachResult) those(ok bool) iter.Seq2[int, Result] {
 
 // ConsumeEach decides several requests in one statement, each by itself, as [Limiter.Consume] would one after another.
 // A denial is no error here: its request is among Denied. It takes nothing, and the others are granted all the same. It
-// is for a worker that fetches jobs of many tenants, in the transaction that fetches them:
-//
-//	decided, err := limits.ConsumeEach(ctx, tx, perTenant.Key("acme"), perTenant.Key("globex"), perTenant.Key("acme"))
-//	if err != nil {
-//		return err
-//	}
-//	for i, result := range decided.Granted() { // run job i: result.Receipt() gives its token back
+// is for a worker that fetches jobs of many tenants, in the transaction that fetches them.
 //
 // Requests for one key are decided in order. RetryAt of a denied result is zero if waiting does not help: for a block
 // without an end, a rate of 0, or a count that the limit can never hold. The last is no [ErrExceedsCapacity] here,

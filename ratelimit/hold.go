@@ -54,8 +54,6 @@ const NoEnd time.Duration = math.MinInt64
 // is settled or released, or when ttl is over: it is for work that may die. In a transaction, it locks the keys until
 // COMMIT, and a rollback undoes it: claim the job, hold, commit, work.
 //
-//	held, err := limits.Hold(ctx, pool, customer+"/render/"+job.ID, 5*time.Minute, renders.Key(customer), rendersInAll.Global())
-//
 // id is the name of the work, not of a worker: the customer, the kind of work, its number. A key that customers share,
 // as of Global, knows the ids of all. An id has 1 to 255 bytes of UTF-8, without control characters and without ~ in
 // front. ttl is 100 ms to 366 days, or [NoEnd]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
@@ -213,8 +211,6 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 // Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call
 // for the id, within keep, takes nothing and is granted, Repeated, also when there are no tokens left. Call it in the
 // transaction that handles the event: if that rolls back, the next delivery counts.
-//
-//	result, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, calls.Key(customer))
 //
 // On a pool, it is for counting alone: the id is counted although the handler fails afterwards, so a Repeated event
 // must be handled all the same. A denial is not remembered.

@@ -12,9 +12,7 @@ import (
 )
 
 // WaitUpTo returns a context with which [Limiter.Hold] and [Limiter.During], and the middlewares by them, wait for
-// slots and for tokens, up to d, or not at all with a d of 0 or less:
-//
-//	err := limits.During(ratelimit.WaitUpTo(ctx, 5*time.Second), pool, id, time.Minute, render, renders.Key(customer))
+// slots and for tokens, up to d, or not at all with a d of 0 or less.
 //
 // After d, and at once if waiting does not help, or tokens are missing that come later and that nobody holds, the error
 // is the [*DeniedError]. If ctx ends, it is ctx's. In a transaction it is [ErrInvalid]. A waiting caller holds no

@@ -31,9 +31,6 @@ type End struct{ Who string }
 // in tokens for each of the limit's periods, [Capacity] and [MaxReserved], in tokens; of [Slots], Capacity alone. In
 // a transaction, the override holds once that is committed; every program of [Open] follows within two seconds.
 //
-//	id, err := limits.Override(ctx, tx, signUps.Key("acme"),
-//		ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
-//
 // A number that is not given stays as defined, and a capacity that is the rate follows the rate. [Limit.EveryKey] is
 // every key that has no override of its own, [Limit.Global] a limit without keys. Of several for the same, a block in
 // force wins, else the newest. New numbers add no tokens: the SQL function ratelimit.add does, with the id.
@@ -55,9 +52,6 @@ func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Te
 // Block denies a key everything, or with [Limit.EveryKey] all of them, and returns the id of the block. The verbs
 // that can deny do so without asking the database; RetryAt is the end of the block, or zero. Arguments, transactions
 // and errors are those of [Limiter.Override].
-//
-//	_, err := limits.Block(ctx, tx, failedLogins.Key(account),
-//		ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses from 80 addresses", Who: "login"})
 //
 // Refunds, resets and reservations change nothing of it. Charges are recorded, and [Limiter.Balance] says what is
 // used. A call that was sent before the block was known is decided as it was then, even if it waits for a locked row.

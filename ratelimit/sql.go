@@ -145,11 +145,6 @@ type sqlTxBeginner interface {
 // SERIALIZABLE unless [Isolation] says otherwise. It is run again after a serialization failure or a deadlock, also
 // at COMMIT, and rolled back if fn panics.
 //
-//	err := limits.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
-//		_, err := limits.Consume(ctx, ratelimit.SQL(tx), signUps.Global())
-//		return err
-//	})
-//
 // In fn, a verb that writes on [SQL] of the same *sql.DB, and another InSQLTx on it, are [ErrInvalid] ([OutsideTx]),
 // as is a level that database/sql does not know. If fn ends the transaction itself, the error matches
 // [ErrUnknownOutcome].

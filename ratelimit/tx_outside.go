@@ -15,8 +15,6 @@ import (
 // often tx was meant. So are InTx, InSQLTx, [Limiter.SendTx], [Limiter.Publish] and [Limiter.Sweep]. [Limiter.Check]
 // and [Limiter.Balance], which only read, are allowed.
 //
-//	_, err := limits.Consume(ratelimit.OutsideTx(ctx), pool, failedLogins.Key(user, address))
-//
 // Such a call is a transaction of its own: it outlives a rollback, and each attempt of InTx makes it again. It takes a
 // second connection of the pool. If the surrounding transaction has consumed the same limit and key, it hangs until its
 // context ends, and its outcome is unknown: Postgres does not see this deadlock. So use another limit, and a deadline.
