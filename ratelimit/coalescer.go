@@ -14,67 +14,58 @@ import (
 	"github.com/txlimit/txlimit/internal/inschema"
 )
 
-// Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the database
-// are decided together, by one statement and one commit, or two (group commit for limits). Only Pool is required. A
-// Coalescer must not be copied after its first use, nor its fields changed. Its methods are safe for concurrent use, also
-// by different limiters. A struct that embeds a *Coalescer coalesces too.
+// Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the
+// database are decided together, exactly, by one statement and one commit, or two. Each gets the result of a call on
+// the pool, in order of arrival; one that waits for a locked row, or for a second statement, can be overtaken. Only
+// Pool is required. A Coalescer must not be copied after its first use, nor its fields changed. Its methods are safe
+// for concurrent use, also by different limiters. A struct that embeds a *Coalescer coalesces too.
 //
-// Nothing is approximate. [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve] and [Limiter.Charge] are decided in order of
-// arrival, with the result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a
-// locked row, or for a second statement, can be overtaken.) They use at most two connections, but for a denial of a
-// calendar's old debt, which is asked again on the pool. A lone call goes straight to the pool. Limiters with a
-// [Limiter.Clock] gain less.
+// These calls share no statement: those for a limit with [Shards]; [Limiter.Reserve] and [Limiter.Wait] for a window,
+// and Reserve for several limits; and all verbs but Consume, Wait, Reserve and Charge. They go straight to the pool, in
+// no order with the others, and use as many connections as it has. The others use at most two, with Ahead three (but
+// for a denial of a calendar's old debt, which is asked again on the pool). Limiters with a [Limiter.Clock] gain less.
 //
-// These calls share no statement. They go straight to the pool, in no order with the others, and use as many connections as it
-// has: calls for a limit with [Shards]; [Limiter.Reserve] and [Limiter.Wait] for a window, and Reserve for several limits;
-// and all verbs but Consume, Wait, Reserve and Charge. Many of them that wait for a locked row can take all connections of the pool.
+// A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with
+// a lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), after which only calls for the locked row return the error,
+// and give each call a context with a deadline. Do not coalesce a limit that transactions consume and then stay open.
 //
-// A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with a
-// lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), and give each call a context with a deadline. After the timeout,
-// the calls are decided again, and only calls for the locked row return the error. Do not coalesce a limit that
-// transactions consume and then stay open.
-//
-// Canceled while queued: nothing is consumed. Canceled after sending: [ErrUnknownOutcome]. Other calls are not affected. An
-// error of the statement is returned to all its calls, and none is granted. A broken connection is [ErrUnknownOutcome]. A
-// serialization failure or a deadlock is retried, up to 30 attempts: then the error matches [ErrAttemptsExhausted].
-// docs/contention.md has the details.
+// Canceled while queued: nothing is consumed. Canceled after sending, or a broken connection: [ErrUnknownOutcome]. Any
+// other error of the statement is returned to all its calls, and none is granted; a serialization failure or a deadlock
+// only after 30 attempts ([ErrAttemptsExhausted]). docs/contention.md has the details.
 type Coalescer struct {
 	// Pool is where statements are sent. Required. The Coalescer does not own the pool: close the Coalescer first.
 	Pool *pgxpool.Pool
 
-	// AsyncCommit makes the Coalescer's transactions commit with synchronous_commit = off: they do not wait for the disk.
-	// The default is the server's setting. If the server crashes, the consumption of its last moments is forgotten, up to
-	// three times wal_writer_delay (0.6 s by default). Those tokens may be granted again.
+	// AsyncCommit makes the Coalescer's transactions commit with synchronous_commit = off: they do not wait for the
+	// disk. The default is the server's setting. If the server crashes, the consumption of its last moments may be
+	// granted again: up to three times wal_writer_delay, 0.6 s by default.
 	AsyncCommit bool
 
-	// Pace is the least time between the starts of two statements, for floods. Then more calls share each statement, and
-	// the processors have time for other work. The default, 0, is no pace. With 3 ms, there are at most 333 statements a
-	// second, and a call, or [Coalescer.Close], waits up to 3 ms longer. After 3 ms without a statement, there is no wait.
-	//
-	// Calls that share no statement ignore the pace. So do retried statements, and statements for calls that the one before
-	// could not decide. Do not combine Pace with a [Limiter.Clock]: calls at different instants are separate statements, and
-	// each waits for the pace.
+	// Pace is the least time between the starts of two statements, for floods: more calls share each statement. The
+	// default, 0, is no pace. With 3 ms, there are at most 333 statements a second, and a call, or [Coalescer.Close],
+	// waits up to 3 ms longer. Calls that share no statement ignore the pace, as do retried statements, and those for
+	// calls that the one before could not decide. Do not combine it with a [Limiter.Clock]: calls at different instants
+	// are separate statements.
 	Pace time.Duration
 
-	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without the
-	// database. The default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid], at the first call. 50 ms is much
-	// for a key that many want.
+	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without
+	// the database. The default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid], at the first call. For a
+	// key that many want, 50 ms is much.
 	//
-	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T + Ahead)
-	// in any span T, and a window never more than its rate. Only plenty is taken ahead: what the calls of the last Ahead
-	// asked for, at most a quarter of what is left, and nothing below 100 left. What is not used in time comes back, of a
-	// bucket less what the rate has refilled. Close gives back the rest. If the process dies, or an answer is lost, it is
-	// lost. A denial, too, is remembered until its RetryAt, but for at most Ahead.
+	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T +
+	// Ahead) in any span T, and a window never more than its rate. Only plenty is taken ahead, and others see it as
+	// used. What is not used in time comes back, of a bucket less what the rate has refilled; if the process dies, or
+	// an answer is lost, it is lost. A denial, too, is remembered, until its RetryAt, but for at most Ahead.
 	//
-	// It is for Consume of whole tokens. Others see what is taken ahead as used. What another process does with a key,
-	// such as Reset or Block, is seen after at most Ahead. docs/contention.md says when to use it.
+	// It is for Consume of whole tokens. What another process does with a key, such as Reset or Block, is seen after at
+	// most Ahead. docs/contention.md says when to use it.
 	Ahead time.Duration
 
-	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that went
-	// straight to the pool counts as 1. With Ahead, the number includes calls that were decided in memory since the statement
-	// before; so a statement by which tokens come back may be among them. It is called by several goroutines at once, while
-	// the calls wait for their answers: it should be quick. It must not use the Coalescer, which could wait for itself. It must not panic: no caller could
-	// recover the panic, so the process would end.
+	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that
+	// went straight to the pool counts as 1. With Ahead, the number includes calls that were decided in memory since
+	// the statement before; so a statement by which tokens come back may be among them. It is called by several
+	// goroutines at once, while the calls wait for their answers: it should be quick, must not use the Coalescer, and
+	// must not panic, which would end the process.
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
