@@ -27,11 +27,10 @@ const settleTimeout = 10 * time.Second
 // when a [Limiter.Close] is in haste ([context.Cause] says which). That is a tenth of ttl before another process can
 // take the slots, by the monotonic clock of this process.
 //
-// fn returns what was used of tokens, by requests with a Count. What it does not name was used as held. If fn returns
-// an error or panics, or the hold was lost while it ran, the same is settled, but the id is free: the work may be tried
-// again. If ctx ends before fn is called, everything is released. fn may Settle held.Token itself, in a short
-// transaction that stores its result, the last of fn. Then what fn returns is not used. It must not Release it: return
-// an error instead.
+// fn returns what was used of tokens, by requests with a Count. What it does not name was used as held. If fn fails or
+// panics, or the hold was lost while it ran, the same is settled, but the id is free: the work may be tried again. fn
+// may Settle held.Token itself, in a short transaction that stores its result, the last of fn. Then what fn returns is
+// not used. It must not Release it: return an error instead.
 //
 // The error is fn's, joined to an [ErrHoldLost] if the hold was lost or could not be extended in time. It is
 // [ErrInvalid], after all was settled, if fn names what was not held. If Settle fails for 10 seconds, it is that error,

@@ -68,8 +68,8 @@ const NoEnd time.Duration = math.MinInt64
 // not reported to the Observer. [Limiter.During] does it by itself.
 //
 // It always asks the database, also for [Unlimited] limits. Above READ COMMITTED, it may miss what came back after the
-// snapshot, and deny. A [Coalescer] sends it to its Pool, alone. After [ErrUnknownOutcome], Release the Token, which is
-// there beside this error: that also ends a Hold that is still on its way.
+// snapshot, and deny. After [ErrUnknownOutcome], Release the Token, which is there beside this error: that also ends a
+// Hold that is still on its way.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
 	held, _, err := l.hold(ctx, db, id, ttl, requests)
 	return held, err
@@ -213,15 +213,15 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 // transaction that handles the event: if that rolls back, the next delivery counts.
 //
 // On a pool, it is for counting alone: the id is counted although the handler fails afterwards, so a Repeated event
-// must be handled all the same. A denial is not remembered.
+// must be handled all the same. A denial is not remembered. After [ErrUnknownOutcome], call it again.
 //
 // id is as for [Limiter.Hold], and one that Hold has used for the limit and key is known, too. It counts for each limit
 // and key by itself: if one of several knows it, nothing is taken of any. keep is 100 ms to 366 days. After it, the id
-// counts anew, and a sweep deletes its row.
+// counts anew.
 //
 // It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots
-// are [ErrInvalid]. After [ErrUnknownOutcome], call it again. A Repeated result has no numbers and no receipt. That of
-// the first call can be refunded: the id stays counted. A [Coalescer] sends it to its Pool, alone.
+// are [ErrInvalid]. A Repeated result has no numbers and no receipt. That of the first call can be refunded: the id
+// stays counted.
 func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
 }

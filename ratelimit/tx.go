@@ -77,13 +77,10 @@ const rollbackTimeout = 5 * time.Second
 // again. After any other error, nothing was committed.
 //
 // db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, and in no transaction. In fn, consume on tx: a verb that
-// writes on db itself, if db is a pool, is [ErrInvalid] without [OutsideTx], as is another InTx on it. fn must not end
+// writes on db itself, if db is a pool, is [ErrInvalid] without [OutsideTx], as is another InTx on it. If the
+// transaction cannot begin, all statements of fn fail, and InTx returns the reason even if fn hides it. fn must not end
 // the transaction: after tx.Rollback, the error matches pgx.ErrTxCommitRollback, and after tx.Commit, or a COMMIT or
 // ROLLBACK as text, ErrUnknownOutcome. (InSQLTx cannot see such a text.)
-//
-// On a *pgxpool.Pool, the transaction begins with fn's first statement (or tx.Conn). If that is a verb on tx itself,
-// not on a wrapper, BEGIN is sent with it and costs no round trip. If the transaction cannot begin, all statements of
-// fn fail, and InTx returns the reason even if fn hides it.
 func (l *Limiter) InTx(
 	ctx context.Context,
 	db interface {
@@ -181,20 +178,17 @@ func acquire(ctx context.Context, db txBeginner) (conn *pgx.Conn, release func()
 var errInTransaction = fmt.Errorf("%w: the connection is in a transaction already, which COMMIT would end", ErrInvalid)
 
 // Retry runs fn again after a serialization failure (SQLSTATE 40001) or a deadlock (40P01), within the bounds of
-// [Limiter.InTx]. It is for the transaction function of an ORM, which begins, commits and rolls back, at the isolation
-// level that it is given:
+// [Limiter.InTx]. It is for the transaction function of an ORM, which begins, commits and rolls back, and for calls
+// outside transactions, on a database whose default isolation level is above READ COMMITTED:
 //
 //	err := limits.Retry(ctx, func(ctx context.Context) error {
 //		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error { ... }, &sql.TxOptions{Isolation: sql.LevelSerializable})
 //	})
 //
-// It is also for calls outside transactions, on a database whose default isolation level is above READ COMMITTED.
-//
 // fn must not do anything that a rollback does not undo. It must return the errors of its statements and of COMMIT such
 // that errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx
 // ends during a pause, the error matches [ErrAttemptsExhausted]. One of fn's that matches it already, or
-// [ErrUnknownOutcome], is returned as it is: attempts do not multiply. The only option is [Attempts]: [Isolation] and
-// [Hot] are [ErrInvalid].
+// [ErrUnknownOutcome], is returned as it is: attempts do not multiply. The only option is [Attempts].
 func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error, options ...TxOption) error {
 	o, err := newTxOptions(options)
 	switch {

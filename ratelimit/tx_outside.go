@@ -19,13 +19,10 @@ import (
 // second connection of the pool. If the surrounding transaction has consumed the same limit and key, it hangs until its
 // context ends, and its outcome is unknown: Postgres does not see this deadlock. So use another limit, and a deadline.
 //
-// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer]. All
-// enclosing transactions count. These are not recognized:
-//
-//   - a pool in another type, such as a *sqlx.DB;
-//   - another pool, or a connection, for the same database;
-//   - a context that does not derive from fn's;
-//   - a transaction begun outside this package, such as an ORM's in [Limiter.Retry].
+// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer], in all
+// enclosing transactions. Not recognized are a pool in another type, such as a *sqlx.DB; another pool, or a connection,
+// for the same database; a context that does not derive from fn's; and a transaction begun outside this package, such
+// as an ORM's in [Limiter.Retry].
 func OutsideTx(ctx context.Context) context.Context {
 	return context.WithValue(ctx, openTxKey{}, (*openTx)(nil))
 }

@@ -19,21 +19,18 @@ type batchTxBeginner interface {
 // SendTx sends BEGIN, a batch and COMMIT together, in one round trip. The transaction is SERIALIZABLE unless
 // [Isolation] says otherwise. An error of a query, such as a denial, stops the batch: the transaction is rolled back,
 // and SendTx returns the error. After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT,
-// the batch is sent again, within the bounds of [Limiter.InTx]. When the attempts run out, the error matches
-// [ErrAttemptsExhausted].
+// the batch is sent again, within the bounds of [Limiter.InTx].
 //
 // If the connection breaks or ctx ends after the batch was sent, the error matches [ErrUnknownOutcome], since COMMIT
 // may have reached the server. The batch is not sent again.
 //
-// db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. In pgx's default mode, a connection that meets a query for the
-// first time prepares it in one more round trip. The batch must not begin or end a transaction itself, nor be sent by
-// two goroutines at once. The option [Hot] is [ErrInvalid], and so is the pool of a transaction inside its function:
-// see [OutsideTx].
+// db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. The batch must not begin or end a transaction itself, nor be
+// sent by two goroutines at once. The option [Hot] is [ErrInvalid], and so is the pool of a transaction inside its
+// function: see [OutsideTx].
 //
 // Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each
-// attempt, after COMMIT was sent. So an error of such a function rolls nothing back. Later functions are not called,
-// and the error of SendTx matches ErrUnknownOutcome, since a retry would consume twice. It matches no error of this
-// package after which nothing was consumed, such as [ErrDenied], even if the function returns one from another call.
+// attempt, after COMMIT was sent. So an error of one rolls nothing back: later functions are not called, and the error
+// of SendTx matches ErrUnknownOutcome, but no error after which nothing was consumed, such as [ErrDenied].
 func (l *Limiter) SendTx(
 	ctx context.Context,
 	db interface {
