@@ -1,5 +1,6 @@
 // Command doccheck checks the repository's Markdown pages, without a network: every link to a file or a heading must have a
-// target, every block of Go must be code that is compiled elsewhere, and every test that is named must exist. `make check` runs it.
+// target, every block of Go must be code that is compiled elsewhere, every test that is named must exist, and what "- SQL: `...`" quotes
+// must be in the source. `make check` runs it.
 //
 // A block of Go must occur in a Go file of the repository, line by line, whatever the indentation. A line "// ..." stands
 // for lines that the page leaves out. The README has a bound, since the rest belongs in docs.
@@ -39,6 +40,7 @@ var testName = regexp.MustCompile(`\b(Test|Fuzz)[A-Z]\w+`)
 func check(root fs.FS) (wrong []string, err error) {
 	pages := map[string]string{}
 	var sources []string // of Go, each line without its indentation
+	var sql string
 	err = fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			if entry != nil && entry.IsDir() && name != "." && (strings.HasPrefix(entry.Name(), ".") && entry.Name() != ".github" || entry.Name() == "testdata") {
@@ -47,13 +49,16 @@ func check(root fs.FS) (wrong []string, err error) {
 			return err
 		}
 		extension := path.Ext(name)
-		if extension != ".md" && extension != ".go" {
+		if extension != ".md" && extension != ".go" && extension != ".sql" {
 			return nil
 		}
 		text, err := fs.ReadFile(root, name)
-		if extension == ".md" {
+		switch extension {
+		case ".md":
 			pages[name] = string(text)
-		} else {
+		case ".sql":
+			sql += " " + strings.Join(strings.Fields(string(text)), " ")
+		default:
 			sources = append(sources, unindent(string(text)))
 		}
 		return err
@@ -70,6 +75,15 @@ func check(root fs.FS) (wrong []string, err error) {
 		for _, test := range testName.FindAllString(text, -1) { // or the beginning of several names
 			if !slices.ContainsFunc(sources, func(source string) bool { return strings.Contains(source, "\nfunc "+test) }) {
 				wrong = append(wrong, fmt.Sprintf("%s: there is no test %s", name, test))
+			}
+		}
+		for _, bullet := range sqlQuotes.FindAllString(text, -1) {
+			for _, quote := range code.FindAllString(strings.Join(strings.Fields(bullet), " "), -1) { // "..." stands for anything
+				for part := range strings.SplitSeq(strings.Trim(quote, "`"), "...") {
+					if !strings.Contains(sql, strings.TrimSpace(part)) && strings.Contains(quote, " ") {
+						wrong = append(wrong, fmt.Sprintf("%s: no SQL file has %s of the quote %s", name, part, quote))
+					}
+				}
 			}
 		}
 		for _, block := range goBlocks(text) {
@@ -89,11 +103,12 @@ func check(root fs.FS) (wrong []string, err error) {
 }
 
 var (
-	fence = regexp.MustCompile("(?ms)^[ \t]*```(\\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$")
-	code  = regexp.MustCompile("`[^`\n]*`")
-	link  = regexp.MustCompile(`\]\(([^()\s]+)\)|(?:href|src|srcset)="([^"]+)"`)
-	title = regexp.MustCompile(`(?m)^#+ +(.*?) *$`)
-	id    = regexp.MustCompile(`(?:id|name)="([^"]+)"`)
+	fence     = regexp.MustCompile("(?ms)^[ \t]*```(\\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$")
+	code      = regexp.MustCompile("`[^`\n]*`")
+	sqlQuotes = regexp.MustCompile(`(?m)^- SQL:.*(\n  .*)*`)
+	link      = regexp.MustCompile(`\]\(([^()\s]+)\)|(?:href|src|srcset)="([^"]+)"`)
+	title     = regexp.MustCompile(`(?m)^#+ +(.*?) *$`)
+	id        = regexp.MustCompile(`(?:id|name)="([^"]+)"`)
 )
 
 func links(page string) (targets []string) {
