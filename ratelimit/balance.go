@@ -28,8 +28,8 @@ type Balance struct {
 	// Capacity is how many tokens the limit can hold for this key: +Inf if it is unlimited, 0 if the plan grants nothing.
 	Capacity float64
 
-	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken: by the numbers in
-	// force or, where an override ends before, by what comes after it. It is zero
+	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken and no hold ends:
+	// by the numbers in force or, where an override ends before, by what comes after it. It is zero
 	// if there is none: the limit has all whole tokens that it can hold, or the key is blocked for good. It is not known, and zero, while
 	// the rate is 0: then no rows are read. A call that a block denies reads none, either: its RetryAt is when no block denies any more,
 	// and NextAt is later if the tokens are not there by then.
