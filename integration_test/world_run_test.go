@@ -64,6 +64,7 @@ type worldProgram struct {
 	polls     *polledPool
 	recorder  *usage.Recorder
 	coalescer *ratelimit.Coalescer
+	memory    *worldMemory
 	stop      context.CancelFunc
 }
 
@@ -146,6 +147,9 @@ func (w *everything) play(script worldScript) (failed string) {
 		w.do(ctx, s)
 	}
 	w.step = len(script.Steps)
+	for _, p := range w.programs {
+		w.givesBack(p, true)
+	}
 	w.bounds()
 	w.usage()
 	w.pairs.met(w.features)
@@ -161,6 +165,7 @@ func (w *everything) end() {
 	for _, p := range w.programs {
 		if p != nil {
 			p.coalescer.Close()
+			p.memory.Close()
 			p.stop()
 		}
 	}
@@ -172,14 +177,19 @@ func (w *everything) end() {
 func (w *everything) restart(ctx context.Context, i int) {
 	if p := w.programs[i]; p != nil {
 		p.coalescer.Close()
+		p.memory.Close()
 		w.must(p.recorder.Flush(ctx))
 		p.stop()
 	}
 	ctx, stop := context.WithCancel(ctx)
 	recorder := &usage.Recorder{DB: w.pool, Keep: 100 * 365 * 24 * time.Hour}
 	p := &worldProgram{
-		limits: &ratelimit.Limiter{Clock: w.clock.Now, Observer: recorder.Observe}, asks: &ratelimit.Limiter{Clock: w.clock.Now},
-		polls: &polledPool{Pool: w.pool}, recorder: recorder, coalescer: &ratelimit.Coalescer{Pool: w.pool}, stop: stop,
+		limits: &ratelimit.Limiter{Clock: w.clock.Now}, asks: &ratelimit.Limiter{Clock: w.clock.Now, Observer: w.forgets},
+		polls: &polledPool{Pool: w.pool}, recorder: recorder, coalescer: &ratelimit.Coalescer{Pool: w.pool}, memory: w.newMemory(), stop: stop,
+	}
+	p.limits.Observer = func(ctx context.Context, d ratelimit.Decision) {
+		recorder.Observe(ctx, d)
+		w.forgets(ctx, d)
 	}
 	w.programs[i] = p
 	follow.With(p.asks, follow.By(p.limits, follow.Settings{DB: p.polls, Every: 2 * time.Millisecond}))
@@ -351,6 +361,7 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.unchanged("publishing", w.publish)
 		w.meetsAll(-1, "publish")
 	case "restart":
+		w.givesBack(p, true)
 		w.unchanged("a restart", func() { w.restart(ctx, s.Program) })
 		w.meetsAll(-1, "restart")
 	case "reshard":
@@ -375,6 +386,10 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.charge(p, s)
 	case "crowd":
 		w.crowd(ctx, p, s, r)
+	case "foresee":
+		w.foresees(ctx, p, s, r)
+	case "give back":
+		w.givesBack(p, false)
 	case "hold":
 		w.hold(ctx, p, s, r)
 	case "settle", "release":
@@ -875,6 +890,9 @@ func (w *everything) move(p *worldProgram, s worldStep) {
 
 // reshard changes the number of shards of all limits, in all programs.
 func (w *everything) reshard(ctx context.Context, r *rand.Rand) {
+	for _, p := range w.programs {
+		w.givesBack(p, true)
+	}
 	ids := w.ids()
 	before := w.balances(w.programs[0], ids...)
 	w.shards, w.resharded = (w.shards+1+r.IntN(3))%4, true

@@ -102,7 +102,7 @@ func newWorldNumbers(seed uint64) worldNumbers {
 		if i > 0 && r.IntN(2) == 0 {
 			kind = r.IntN(3) // else of the first kind, so that a move is possible
 		}
-		limit := worldLimit(r, fmt.Sprintf("limit.%d", i), kind)
+		limit := worldLimit(r, fmt.Sprintf("limit.%x.%d", seed%0x10000, i), kind) // a process forgets what it has ahead of a name, in whatever database
 		switch more.IntN(10) {
 		case 0:
 			limit = withRate(limit, 0) // a plan that grants nothing
@@ -190,7 +190,7 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 
 // The steps, and the ways of a call, in their proportions. A way that a verb does not have is the pool.
 var (
-	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "pause", "resume", "reset", "crowd", "crowd", "hold", "hold", "hold", "settle", "settle", "release", "give-up", "queue"}
+	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "pause", "resume", "reset", "crowd", "crowd", "hold", "hold", "hold", "settle", "settle", "release", "give-up", "queue", "foresee", "foresee", "foresee", "give back"}
 	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "add", "slots", "scramble", "tool", "page", "page", "usage"}
 	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "each", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )
@@ -245,6 +245,16 @@ func newWorldScript(seed uint64) worldScript {
 		}
 		if s.Do == "override" || s.Do == "block" || s.Do == "unlimited" || s.Do == "late" {
 			s.For = max(s.For, 0)
+		}
+		if s.Do == "foresee" {
+			s.Count = oneOf(r, 0, 0, s.Count)
+			switch r.IntN(3) { // more than a few tokens, and then some time that matters
+			case 0:
+				script.Steps = append(script.Steps, worldStep{Do: "override", Limit: s.Limit, Key: s.Key, Count: oneOf(r, 150, 400.5, 1e6), N: s.N}, worldStep{Do: "add", Limit: s.Limit})
+				fallthrough
+			case 1:
+				script.Steps = append(script.Steps, s, worldStep{Do: "clock", For: time.Duration(r.Int64N(int64(2 * worldAhead))).Truncate(time.Microsecond)})
+			}
 		}
 		again := s
 		switch k := r.IntN(4); {

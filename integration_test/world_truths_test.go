@@ -183,6 +183,9 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 		if o.rate == nil || r.IntN(2) == 0 {
 			o.capacity = new(oneOf(r, *c.Capacity*3, *c.Capacity/2, 0.5, 1, 17))
 		}
+		if s.Count > 0 {
+			o.rate, o.capacity = nil, new(s.Count)
+		}
 		if *c.Rate == 0 { // multiples of it are nothing to override with
 			o.rate, o.capacity = new(oneOf(r, 0.5, 1, 60)), new(oneOf(r, 0.5, 1, 17))
 		}

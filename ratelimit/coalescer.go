@@ -124,7 +124,7 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 		if err := c.checkAhead(); err != nil {
 			return err
 		}
-		if foreseeable = ctx.Err() == nil && asked.foreseeable(); foreseeable {
+		if foreseeable = ctx.Err() == nil && c.memory.foreseeable(asked); foreseeable {
 			var decided bool
 			if decided, queued = c.recall(asked, result); decided {
 				return nil
@@ -155,7 +155,7 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 	w := c.schedule.arrive(asked.demands, asked.now, queued, c.now(), c.Pace)
 	c.startAndUnlock()
 	if w == nil {
-		sent := localNow()
+		sent := c.memory.now()
 		err := c.direct(ctx, asked, result, false)
 		if foreseeable && err == nil {
 			c.learn(asked, asked.answered, sent)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/aheadclock"
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/internal/inschema"
@@ -40,6 +41,22 @@ type memory struct {
 	known      sync.Once // it is in remembering
 	sweeping   atomic.Bool
 	returning  atomic.Pointer[returning]
+	clock      func() time.Time // of a test: see package aheadclock
+}
+
+// now is the time of this process.
+func (m *memory) now() localTime {
+	if m.clock != nil {
+		at := time.Duration(m.clock().UnixNano())
+		return localTime{at, at}
+	}
+	return localNow()
+}
+
+// Tests say by package aheadclock what time it is.
+func init() {
+	aheadclock.Set = func(coalescer any, now func() time.Time) { coalescer.(*Coalescer).memory.clock = now }
+	aheadclock.Sweep = func(coalescer any) { coalescer.(*Coalescer).sweep(false) }
 }
 
 type part struct {
@@ -84,8 +101,8 @@ func (c *Coalescer) checkAhead() error {
 }
 
 // foreseeable reports whether memory may decide the call: a Consume of whole tokens, by the clock of the database.
-func (c *call) foreseeable() bool {
-	return c.verb == verbConsume && !c.now.Valid && !c.goesAlone() && !anyOf(c.demands, func(d *demand) bool {
+func (m *memory) foreseeable(c *call) bool {
+	return c.verb == verbConsume && c.now.Valid == (m.clock != nil) && !c.goesAlone() && !anyOf(c.demands, func(d *demand) bool {
 		return d.count < 1 || d.count != math.Trunc(d.count) || d.limit.maxReserved > 0 && !math.IsInf(d.limit.maxReserved, 1)
 	})
 }
@@ -93,7 +110,7 @@ func (c *call) foreseeable() bool {
 // recall decides a call in memory, if that has enough of each demand, or a denial. Otherwise it returns nil, and whether a statement for
 // the call should take more.
 func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
-	m, now := &c.memory, localNow()
+	m, now := &c.memory, c.memory.now()
 	if m.closed.Load() {
 		return false, false
 	}
@@ -167,7 +184,7 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 
 // learn notes what a statement has decided about a call.
 func (c *Coalescer) learn(asked *call, a *answer, sent localTime) {
-	now, short := localNow(), 0
+	now, short := c.memory.now(), 0
 	enough := func(i int) bool {
 		d := &asked.demands[i]
 		return a.granted || d.numbers.Enough(a.rows[i], d.count, d.floor, a.at)
@@ -207,7 +224,7 @@ func (c *Coalescer) askAhead(b *batch) (extras []extra) {
 	if c.Ahead == 0 {
 		return nil
 	}
-	if b.flight.sent = localNow(); b.apart || b.waiters[0].clock.Valid {
+	if b.flight.sent = c.memory.now(); b.apart || b.waiters[0].clock.Valid != (c.memory.clock != nil) {
 		return nil
 	}
 	for _, w := range b.waiters {
@@ -237,7 +254,7 @@ func (c *Coalescer) takeAhead(b *batch, extras []extra, err error) {
 		d, a := &w.ds[0], &w.answer
 		p := c.memory.part(e.id)
 		p.mu.Lock()
-		f, now := e.f, localNow()
+		f, now := e.f, c.memory.now()
 		if e.epoch == f.epoch { // else everything is void
 			f.asking = false
 		}
@@ -263,7 +280,9 @@ func (c *Coalescer) takeAhead(b *batch, extras []extra, err error) {
 // sweepLater looks for what is not used, some time later.
 func (c *Coalescer) sweepLater() {
 	if !c.memory.closed.Load() && !c.memory.sweeping.Swap(true) {
-		c.memory.known.Do(func() { remember(c) })
+		if c.memory.known.Do(func() { remember(c) }); c.memory.clock != nil {
+			return
+		}
 		time.AfterFunc(max(c.Ahead/2, leastSweep), func() {
 			c.mu.Lock()
 			if c.closed {
@@ -291,7 +310,7 @@ type unused struct {
 
 // sweep forgets what is of no use any more, and gives back what was not used: with all, also what could be.
 func (c *Coalescer) sweep(all bool) {
-	m, now := &c.memory, localNow()
+	m, now := &c.memory, c.memory.now()
 	r := &returning{keys: map[limitKey]struct{}{}, done: make(chan struct{})}
 	m.returning.Store(r) // before anything is taken out
 	defer close(r.done)
@@ -321,7 +340,7 @@ func (c *Coalescer) sweep(all bool) {
 		for n < len(back) && back[n].lot.at == back[0].lot.at && back[n].id != back[n-1].id {
 			n++
 		}
-		c.giveBack(back[:n], localNow())
+		c.giveBack(back[:n], m.now())
 		back = back[n:]
 	}
 }
@@ -340,9 +359,13 @@ func (c *Coalescer) giveBack(lots []unused, now localTime) {
 		})
 		ds[i] = demand{limit: u.limit, key: u.id.key, count: u.lot.left}
 	}
-	setNumbers(verbs[verbRefund], ds, pgtype.Timestamptz{}, false)
+	var clock pgtype.Timestamptz // NULL: that of the database
+	if c.memory.clock != nil {
+		clock = pgtype.Timestamptz{Time: c.memory.clock(), Valid: true}
+	}
+	setNumbers(verbs[verbRefund], ds, clock, false)
 	err := c.commit(ctx, func(db wire) error {
-		_, err := db.ask(ctx, refund(from, ds, nil))
+		_, err := db.ask(ctx, refund(from, ds, nullable(clock)))
 		return err
 	})
 	c.reportBatch(0, err)
@@ -398,7 +421,7 @@ func forget(ctx context.Context, db DB, requests []Request) {
 
 // void forgets a key, or all keys of the limit.
 func (c *Coalescer) void(id limitKey, every bool) {
-	m, now := &c.memory, localNow()
+	m, now := &c.memory, c.memory.now()
 	if p := m.part(id); !every {
 		p.mu.Lock()
 		if f := p.byKey[id]; f != nil {

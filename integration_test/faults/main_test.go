@@ -43,7 +43,9 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) int {
 	flag.Parse()
-	if url := os.Getenv(clientOf); url != "" {
+	if url, until := os.Getenv(clientOf), os.Getenv(clientAhead); until != "" {
+		return aheadClient(url, until)
+	} else if url != "" {
 		return client(url)
 	}
 	code := postgres.RunTests(m, &server)
