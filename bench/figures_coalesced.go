@@ -63,60 +63,6 @@ func coalescedAndRedis(goroutines int, pick func(worker int) string, fillKeys, o
 	}
 }
 
-// aheadVsRedis compares a coalescer with Ahead with go-redis. It also prints rueidis, the coalescer without Ahead, and calls that their
-// limit decides by itself: what is left then is the way through the library.
-func aheadVsRedis(goroutines int, pick func(worker int) string) func(ctx context.Context, e *env) (outcome, error) {
-	return func(ctx context.Context, e *env) (outcome, error) {
-		var sides []*side
-		for _, way := range []contender{
-			{name: "txlimit, Ahead", open: openAhead},
-			{name: "Redis, EVALSHA, go-redis", open: openGoRedis},
-			{name: "Redis, EVALSHA, rueidis", open: openRueidis},
-			{name: "txlimit, coalesced", open: openCoalesced},
-			{name: "txlimit, unlimited", open: openUnlimited},
-		} {
-			it, err := way.open(ctx, e, plenty(goroutines))
-			if err != nil {
-				return outcome{}, err
-			}
-			sides = append(sides, it.side(way.name, goroutines, pick))
-		}
-		c, err := e.compare(ctx, 2*pairs, slice, sides[0], sides[1], sides[2:]...)
-		if err != nil {
-			return outcome{}, err
-		}
-		result := c.outcome()
-		result.note += fmt.Sprintf("; p50 %s, p99 %s; of go-redis: rueidis %.3g, coalesced %.3g, unlimited %.3g", short(c.totals[0].latencies.quantile(0.5)),
-			short(c.totals[0].latencies.quantile(0.99)), c.ratio(2, 1), c.ratio(3, 1), c.ratio(4, 1))
-		return result, nil
-	}
-}
-
-// aheadTwoLimits compares calls for a month and a minute, with and without Ahead.
-func aheadTwoLimits(ctx context.Context, e *env) (outcome, error) {
-	const goroutines = 64
-	minute := ratelimit.TokenBucket("a minute", 1e9, time.Minute)
-	month := ratelimit.CalendarWindow("a month", 1e9, ratelimit.Month, ratelimit.Zone("Europe/Berlin"))
-	var sides []*side
-	for _, ahead := range []time.Duration{aheadOf, 0} {
-		pool, err := e.newPool(ctx, plenty(goroutines).conns, nil)
-		if err != nil {
-			return outcome{}, err
-		}
-		coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: ahead}
-		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
-		sides = append(sides, &side{name: fmt.Sprintf("Ahead %v", ahead), goroutines: goroutines, call: func(ctx context.Context, worker int) error {
-			_, err := limits.Consume(ctx, coalescer, month.Key(ownKey(worker)), minute.Key(ownKey(worker)))
-			return err
-		}})
-	}
-	c, err := e.compare(ctx, 2*pairs, slice, sides[0], sides[1])
-	if err != nil {
-		return outcome{}, err
-	}
-	return c.outcome(), nil
-}
-
 // openCoalescedFloor opens a coalescer on the database of severalKeysFloor.
 func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*opened, error) {
 	pool, err := severalKeysFloor(ctx, e, o.conns, o.tracer, keys)

@@ -117,8 +117,9 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 // floodWay is a way for a flood to reach the limiter, and its results.
 type floodWay struct {
 	name      string
-	db        ratelimit.DB // nil: there is no flood, unless bare
-	bare      bool         // the flood is refused without a limiter, which is the best possible result
+	db        ratelimit.DB                           // nil: there is no flood, unless bare
+	bare      bool                                   // the flood is refused without a limiter, which is the best possible result
+	probe     func(ctx context.Context, i int) error // nil: an INSERT
 	latencies histogram
 	p99s      []float64         // of each turn, in seconds
 	count     [600]atomic.Int64 // of answers, by status
@@ -159,6 +160,13 @@ func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip
 	if w.db != nil || w.bare {
 		w.flood(flooding, &flood, from, counts)
 	}
+	probe := w.probe
+	if probe == nil {
+		probe = func(ctx context.Context, _ int) error {
+			_, err := app.Exec(ctx, insertOrderSQL, "somebody")
+			return err
+		}
+	}
 	var latencies [probes]histogram
 	begin := time.Now()
 	for i := range probes {
@@ -168,7 +176,7 @@ func (w *floodWay) run(ctx context.Context, app *pgxpool.Pool, from func() netip
 				time.Sleep(time.Until(at))
 				// The latency begins when the query was due: a query that starts late because the one before it was slow has waited,
 				// too. Queries that were due but not started by the end do not count, which flatters slow ways.
-				if _, err := app.Exec(ctx, insertOrderSQL, "somebody"); err != nil {
+				if err := probe(ctx, i); err != nil {
 					cancel(fmt.Errorf("%s: %w", w.name, err))
 					return
 				}
