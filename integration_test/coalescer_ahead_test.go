@@ -270,8 +270,8 @@ func TestAhead(t *testing.T) {
 	if _, err := limiter.Consume(t.Context(), c, limit.Key("a")); !errors.Is(err, ratelimit.ErrClosed) {
 		t.Errorf("%v, want ErrClosed", err)
 	}
-	for _, wrong := range []time.Duration{-1, 50, 2 * time.Second} {
-		if _, err := limiter.Consume(t.Context(), &ratelimit.Coalescer{Pool: own, Ahead: wrong}, limit.Key("a")); !errors.Is(err, ratelimit.ErrInvalid) {
+	for _, wrong := range []time.Duration{-1, 50, 2 * time.Second, ahead} {
+		if _, err := limiter.Consume(t.Context(), &ratelimit.Coalescer{Pool: own, Ahead: wrong, AsyncCommit: wrong == ahead}, limit.Key("a")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Ahead %v: %v, want ErrInvalid", wrong, err)
 		}
 	}

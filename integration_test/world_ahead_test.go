@@ -106,7 +106,9 @@ func (w *everything) foresees(ctx context.Context, p *worldProgram, s worldStep,
 		if slices.ContainsFunc(w.balances(p, ids...), w.uneven) {
 			return // one row may grant it, and another deny it
 		}
-		w.foresee(ctx, p, ids, count)
+		if w.foresee(ctx, p, ids, count); r.IntN(4) == 0 {
+			w.refills(p)
+		}
 	}
 }
 
@@ -166,18 +168,40 @@ func (w *everything) foresee(ctx context.Context, p *worldProgram, ids []worldKe
 			continue
 		}
 		w.grants(id, got, before[i], count)
-		extra, slack := before[i].Remaining-after[i].Remaining-count, w.slack(before[i])+w.slack(after[i])
-		if math.Abs(extra) <= slack || !w.adds(before[i], id) {
-			continue
-		}
-		if extra < 0 || math.Abs(extra-math.Round(extra)) > slack || after[i].Remaining < max(3*extra, 100-extra)-slack {
-			w.failf("%s: %v of %v were taken ahead, of %v, and %v are left", what, extra, id, before[i].Remaining, after[i].Remaining)
-		}
-		m.lots = append(m.lots, &worldLot{of: id, limit: before[i].Limit, at: now, reset: before[i].ResetAt, left: math.Round(extra), step: w.step})
+		w.takesAhead(id, m, before[i], after[i], before[i].Remaining-after[i].Remaining-count, what)
 	}
 	if len(ids) == 1 && got.receipt != "" && asked {
 		w.receipts = append(w.receipts, worldReceipt{of: ids[0], receipt: got.receipt, count: got.taken, at: now, before: before[0].Remaining, reset: before[0].ResetAt, step: w.step})
 	}
+}
+
+// refills has a program take what its calls will ask for.
+func (w *everything) refills(p *worldProgram) {
+	ids, m := w.ids(), p.memory
+	before, statements := w.balances(p, ids...), m.statements
+	aheadclock.Refill(m.Coalescer)
+	for i, b := range w.balances(p, ids...) {
+		if math.IsInf(b.Capacity, 1) || b.Decides == "block" || noRate(b) {
+			continue
+		}
+		w.takesAhead(ids[i], m, before[i], b, before[i].Remaining-b.Remaining, "a refill")
+	}
+	if m.statements != statements {
+		w.failf("OnBatch was told of a refill")
+	}
+}
+
+// takesAhead wants only plenty to be taken ahead.
+func (w *everything) takesAhead(id worldKey, m *worldMemory, before, after ratelimit.Balance, extra float64, what string) {
+	slack := w.slack(before) + w.slack(after)
+	if math.Abs(extra) <= slack || !w.adds(before, id) {
+		return
+	}
+	if extra < 0 || math.Abs(extra-math.Round(extra)) > slack || after.Remaining < max(3*extra, 100-extra)-slack {
+		w.failf("%s: %v of %v were taken ahead, of %v, and %v are left", what, extra, id, before.Remaining, after.Remaining)
+	}
+	m.lots = append(m.lots, &worldLot{of: id, limit: before.Limit, at: w.clock.now, reset: before.ResetAt, left: math.Round(extra), step: w.step})
+	w.meets(id, "ahead-taken")
 }
 
 // uses takes what memory has granted from what is ahead.

@@ -115,8 +115,8 @@ func TestAWorldOfEveryStep(t *testing.T) {
 		{Do: "restore", Limit: 1}, {Do: "restore", Limit: 2}, {Do: "consume", Way: "tx", Limit: 1, Other: 2, Count: 1, Rollback: true}, {Do: "move", Limit: 1, Other: 2},
 		{Do: "crowd", Other: -1, Count: 1, For: time.Second}, {Do: "clock", For: -time.Second},
 	}...)
-	paused := worldScript{Seed: 1, Steps: []worldStep{{Do: "queue", Other: -1, For: time.Second}, {Do: "give-up", Other: -1, Count: 1, For: time.Second}}} // the first whose first limit is a token bucket without debts: only that can be paused
-	for c := newWorldNumbers(paused.Seed).limits[0].Config(); c.Kind != "token bucket" || c.Shards > 1 || c.MaxReserved != nil; c = newWorldNumbers(paused.Seed).limits[0].Config() {
+	paused := worldScript{Seed: 1, Steps: []worldStep{{Do: "queue", Other: -1, For: time.Second}, {Do: "give-up", Other: -1, Count: 1, For: time.Second}}} // the first whose first limit is a token bucket: only that can be paused
+	for c := newWorldNumbers(paused.Seed).limits[0].Config(); c.Kind != "token bucket" || c.Shards > 1; c = newWorldNumbers(paused.Seed).limits[0].Config() {
 		paused.Seed++
 	}
 	for _, most := range []float64{2, 1, 0} {
@@ -124,11 +124,17 @@ func TestAWorldOfEveryStep(t *testing.T) {
 			worldStep{Do: "consume", Way: "pool", Other: -1, Count: 1}, worldStep{Do: "refund"}, worldStep{Do: "reserve", Way: "pool", Other: -1, Count: 1},
 			worldStep{Do: "clock", For: 10 * time.Minute}, worldStep{Do: "refund"}, worldStep{Do: "resume"}, worldStep{Do: "clock", For: time.Second})
 	}
-	paused.Steps = append(paused.Steps, worldStep{Do: "override", Count: 1000}, worldStep{Do: "add"}, worldStep{Do: "foresee", Other: -1, Count: 1, N: 1},
-		worldStep{Do: "foresee", Other: -1, Count: 1, N: 2}, worldStep{Do: "give back"}, worldStep{Do: "restart"})
+	ahead := worldScript{Seed: 1} // the first whose first limit has plenty
+	for c := newWorldNumbers(ahead.Seed).limits[0].Config(); c.Kind != "token bucket" || c.Shards > 1 || c.MaxReserved != nil || c.Varies != "" || *c.Rate == 0 || *c.Capacity < 1000; c = newWorldNumbers(ahead.Seed).limits[0].Config() {
+		ahead.Seed++
+	}
+	for n := range uint64(6) {
+		ahead.Steps = append(ahead.Steps, worldStep{Do: "foresee", Other: -1, Count: 1, N: n}, worldStep{Do: "clock", For: time.Duration(n/2) * 100 * time.Millisecond})
+	}
+	ahead.Steps = append(ahead.Steps, worldStep{Do: "give back"}, worldStep{Do: "restart"})
 	w := replayWorld(t, script)
 	met := map[string]bool{}
-	for _, script := range []worldScript{{}, paused} {
+	for _, script := range []worldScript{{}, paused, ahead} {
 		if script.Steps != nil {
 			w.plays(script)
 		}
@@ -238,7 +244,7 @@ func (p *worldPairs) met(features map[worldKey]map[string]bool) {
 var worldFeatures = []string{
 	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate", "other-version",
 	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-pause", "do-resume", "do-reset", "do-crowd", "do-hold", "do-settle", "do-release", "slots", "hold-expired", "give-up", "queue", "scramble",
-	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-each", "way-by-hand", "way-middleware", "way-rpc", "way-canceled", "way-ahead", "ahead", "ahead-back",
+	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-each", "way-by-hand", "way-middleware", "way-rpc", "way-canceled", "way-ahead", "ahead", "ahead-taken", "ahead-back",
 	"ask-tool", "ask-page", "ask-usage", "steer-go", "steer-tool", "steer-page",
 	"several", "rollback",
 	"override-numbers", "override-block", "override-unlimited", "override-with-end", "override-of-all-keys", "override-late", "override-removed", "override-ended",

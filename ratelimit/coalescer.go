@@ -49,13 +49,14 @@ type Coalescer struct {
 	Pace time.Duration
 
 	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without
-	// the database. The default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid], at the first call. For a
-	// key that many want, 50 ms is much.
+	// the database. The default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid] at the first call, as is
+	// AsyncCommit beside it. For a key that many want, 50 ms is much.
 	//
 	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T +
-	// Ahead) in any span T, and a window never more than its rate. Only plenty is taken ahead, and others see it as
-	// used. What is not used in time comes back, of a bucket less what the rate has refilled; if the process dies, or
-	// an answer is lost, it is lost. A denial, too, is remembered, until its RetryAt, but for at most Ahead.
+	// Ahead) in any span T, and a window never more than its rate. Only plenty is taken ahead, before what is there
+	// runs out, and others see it as used. What is not used in time comes back, of a bucket less what the rate has
+	// refilled; if the process dies, or an answer is lost, it is lost. A denial, too, is remembered, until its RetryAt,
+	// but for at most Ahead.
 	//
 	// It is for Consume of whole tokens. What another process does with a key, such as Reset or Block, is seen after at
 	// most Ahead. docs/contention.md says when to use it.
@@ -251,7 +252,7 @@ func (c *Coalescer) next(b *batch) bool {
 // landed gives the waiters of a batch their answers, unless they are queued again, and returns the flight of the others, if any.
 // Waiters that have left do not read their answers.
 func (c *Coalescer) landed(b *batch, err error, others []*waiter) *flight {
-	c.reportBatch(len(b.waiters), err)
+	c.reportBatch(b.calls(), err)
 	c.mu.Lock()
 	again, flightOfOthers := c.schedule.landed(b, err, others)
 	c.startAndUnlock()

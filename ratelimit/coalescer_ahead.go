@@ -60,11 +60,17 @@ func (l *lot) take(count float64) {
 	l.row.Value -= count
 }
 
-// held is what a receipt says was left by a statement that took what is left of the lot, from a full limit. So of a bucket, at most
-// what is left less the refill since then comes back, whatever others have taken. Without these tokens, the bucket would have been full for
-// some of that time, and would have refilled less; not more than for all of it. The gap by which Refund gives back otherwise is wider: it has
-// also what others have ahead, and two that give back by it give back more than both have taken.
-func (l *lot) held(capacity float64) float64 { return capacity - l.left }
+// held is what a receipt of an instant says was left by a statement that took what is left of the lot, from a full limit. So of a bucket, at
+// most what is left less the refill since it was taken comes back, whatever others have taken. Without these tokens, the bucket would have been
+// full for some of that time, and would have refilled less; not more than for all of it. The gap by which Refund gives back otherwise is wider:
+// it has also what others have ahead, and two that give back by it give back more than both have taken.
+func (l *lot) held(numbers *algebra.Limit, at algebra.Micros) float64 {
+	held := numbers.Capacity - l.left
+	if !numbers.Window {
+		held += float64(at-l.at) / float64(numbers.Period.Microseconds()) * numbers.Rate
+	}
+	return held
+}
 
 // forecast is what is known of a limit and key: what is there for the calls to come, and how much they will ask for.
 type forecast struct {
@@ -84,6 +90,7 @@ type forecast struct {
 	// Tokens asked for, in the present span of Ahead and in the one before.
 	began         localTime
 	asked, before float64
+	last          time.Duration // when it was asked for
 }
 
 // ask notes that a call asks for tokens. By other numbers, all that was known is void.
@@ -99,6 +106,7 @@ func (f *forecast) ask(limit *Limit, count float64, now localTime, ahead time.Du
 		f.began, f.asked = now, 0
 	}
 	f.asked += count
+	f.last = now.mono
 }
 
 // idle reports whether the key was not asked for so long that nothing of it is of use.
@@ -128,18 +136,25 @@ func (f *forecast) shown() algebra.Row {
 
 // wants is how many tokens a statement should take ahead: what the calls of the last Ahead asked for, less that of a round trip, in
 // which nothing is there, and what is there already. It is at most a share of what the row had when it was last asked, of which the
-// statement makes sure: see floorAhead.
-func (f *forecast) wants(now localTime, ahead time.Duration) float64 {
-	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.row.Value < plenty || len(f.lots) >= maxLots {
+// statement makes sure: see floorAhead. With early, no call waits: it is nothing if what is there lasts for that long, and a round trip.
+func (f *forecast) wants(now localTime, ahead, early time.Duration) float64 {
+	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.row.Value < plenty || len(f.lots) >= maxLots || early > 0 && now.mono-f.last > early {
 		return 0
 	}
 	wanted := f.before*max(0, 1-float64(now.mono-f.began.mono)/float64(ahead)) + f.asked
-	wanted *= 1 - float64(f.trip)/float64(ahead)
+	if early > 0 {
+		early += f.trip
+	}
+	then, there := localTime{now.mono + early, now.wall + early}, 0.0
 	for _, l := range f.lots {
-		if _, usable := l.instant(now, ahead); usable {
-			wanted -= l.left
+		if _, usable := l.instant(then, ahead); usable {
+			there += l.left
 		}
 	}
+	if early > 0 && there >= wanted*float64(early)/float64(ahead) {
+		return 0
+	}
+	wanted = wanted*(1-float64(f.trip)/float64(ahead)) - there
 	return max(math.Floor(min(wanted, f.row.Value/share)), 0)
 }
 

@@ -426,8 +426,9 @@ func (m *model) comeBack(s *modelState, i int) {
 		next := s.clone()
 		q := &next.p[i]
 		l, at := *m.numbers(q.asOf), s.at()
+		latest := q.back[len(q.back)-1].at // all come back as of then
 		for _, of := range q.back {
-			taken := algebra.Taken{At: of.at, RunAt: of.at, Count: of.left, Held: of.held(l.Capacity), Part: 1}
+			taken := algebra.Taken{At: latest, RunAt: latest, Count: of.left, Held: of.held(&l, latest), Part: 1}
 			switch m.out {
 			case refundsByGap:
 				taken.Held = of.row.Value - of.left

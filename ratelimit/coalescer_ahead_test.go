@@ -22,37 +22,53 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		play func(f *forecast)
 		at   time.Duration
 		want float64
+
+		early time.Duration
 	}{
-		"nothing is known":            {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadOfRows) }, 10 * ms, 0},
-		"what was asked for":          {asks(limit, 40, 1000, 0), 10 * ms, 40},
-		"less a round trip":           {asks(limit, 40, 1000, 10*ms), 20 * ms, 32},
-		"whole tokens":                {asks(limit, 3, 1000, 10*ms), 20 * ms, 2},
-		"a long round trip":           {asks(limit, 40, 1000, 26*ms), 30 * ms, 0},
-		"at most a quarter":           {asks(limit, 400, 1000, 0), 10 * ms, 250},
-		"at least 100 are left":       {asks(limit, 40, 99, 0), 10 * ms, 0},
-		"half of it is half an Ahead": {asksLater(limit, 40), 75 * ms, 20},
-		"it is forgotten":             {asksLater(limit, 40), 150 * ms, 0},
+		"nothing is known":            {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadOfRows) }, 10 * ms, 0, 0},
+		"what was asked for":          {asks(limit, 40, 1000, 0), 10 * ms, 40, 0},
+		"less a round trip":           {asks(limit, 40, 1000, 10*ms), 20 * ms, 32, 0},
+		"whole tokens":                {asks(limit, 3, 1000, 10*ms), 20 * ms, 2, 0},
+		"a long round trip":           {asks(limit, 40, 1000, 26*ms), 30 * ms, 0, 0},
+		"at most a quarter":           {asks(limit, 400, 1000, 0), 10 * ms, 250, 0},
+		"at least 100 are left":       {asks(limit, 40, 99, 0), 10 * ms, 0, 0},
+		"half of it is half an Ahead": {asksLater(limit, 40), 75 * ms, 20, 0},
+		"it is forgotten":             {asksLater(limit, 40), 150 * ms, 0, 0},
 		"a denial": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.learn(algebra.Row{Value: 1000}, false, instantOf(0), instantOf(0), aheadOfRows)
-		}, 49 * ms, 0},
+		}, 49 * ms, 0, 0},
 		"other numbers": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.ask(&other, 1, instantOf(0), aheadOfRows)
 			f.learn(algebra.Row{Value: 1000}, true, instantOf(0), instantOf(0), aheadOfRows)
-		}, 49 * ms, 0},
+		}, 49 * ms, 0, 0},
 		"what is there": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.land(lot{left: 15, ends: algebra.Forever}, f.epoch)
-		}, 10 * ms, 25},
+		}, 10 * ms, 25, 0},
 		"a statement is on its way": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.asking = true
-		}, 10 * ms, 0},
+		}, 10 * ms, 0, 0},
+		"early, and it lasts": {func(f *forecast) {
+			asks(limit, 40, 1000, 0)(f)
+			f.land(lot{left: 10, ends: algebra.Forever}, f.epoch)
+		}, 10 * ms, 0, 12 * ms},
+		"early, and it does not last": {func(f *forecast) {
+			asks(limit, 40, 1000, 0)(f)
+			f.land(lot{left: 9, ends: algebra.Forever}, f.epoch)
+		}, 10 * ms, 31, 12 * ms},
+		"early, and it ends": {func(f *forecast) {
+			asks(limit, 40, 1000, 0)(f)
+			f.land(lot{left: 30, ends: algebra.Forever}, f.epoch)
+			f.ask(&limit, 0, instantOf(30*ms), aheadOfRows)
+		}, 40 * ms, 40, 12 * ms},
+		"early, and nobody asks": {asks(limit, 40, 1000, 0), 13 * ms, 0, 12 * ms},
 	} {
 		f := &forecast{limit: limit}
 		row.play(f)
-		if got := f.wants(instantOf(row.at), aheadOfRows); got != row.want {
+		if got := f.wants(instantOf(row.at), aheadOfRows, row.early); got != row.want {
 			t.Errorf("%s: %v, want %v", name, got, row.want)
 		}
 	}

@@ -66,6 +66,16 @@ func (b *batch) shared() bool {
 	return slices.ContainsFunc(b.waiters, func(w *waiter) bool { return len(w.ds) < len(b.busy) })
 }
 
+// calls is how many of the waiters are calls.
+func (b *batch) calls() (n int) {
+	for _, w := range b.waiters {
+		if !w.ahead {
+			n++
+		}
+	}
+	return n
+}
+
 // clear forgets the contents of the batch, but keeps the memory.
 func (b *batch) clear() {
 	clear(b.waiters)

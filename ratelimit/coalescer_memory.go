@@ -53,10 +53,19 @@ func (m *memory) now() localTime {
 	return localNow()
 }
 
+// present is the instant of a test's clock; NULL: that of the database counts.
+func (m *memory) present() (now pgtype.Timestamptz) {
+	if m.clock != nil {
+		now = pgtype.Timestamptz{Time: m.clock(), Valid: true}
+	}
+	return now
+}
+
 // Tests say by package aheadclock what time it is.
 func init() {
 	aheadclock.Set = func(coalescer any, now func() time.Time) { coalescer.(*Coalescer).memory.clock = now }
 	aheadclock.Sweep = func(coalescer any) { coalescer.(*Coalescer).sweep(false) }
+	aheadclock.Refill = func(coalescer any) { c := coalescer.(*Coalescer); c.refill(c.Ahead / 4) }
 }
 
 type part struct {
@@ -92,10 +101,13 @@ func (m *memory) of(p *part, d *demand, schema string) *forecast {
 	return f
 }
 
-// checkAhead checks the field Ahead.
+// checkAhead checks the field Ahead, and that it stands alone.
 func (c *Coalescer) checkAhead() error {
 	if c.Ahead < minAhead || c.Ahead > longestAhead {
 		return fmt.Errorf("%w: Coalescer.Ahead is %v, and not 0 or between %v and %v (a bare number in Go is nanoseconds)", ErrInvalid, c.Ahead, minAhead, longestAhead)
+	}
+	if c.AsyncCommit {
+		return fmt.Errorf("%w: Coalescer.Ahead with AsyncCommit: after a crash of the server, tokens would come back that it has forgotten it took", ErrInvalid)
 	}
 	return nil
 }
@@ -107,6 +119,8 @@ func (m *memory) foreseeable(c *call) bool {
 	})
 }
 
+var recalled = sync.Pool{New: func() any { return &answer{} }}
+
 // recall decides a call in memory, if that has enough of each demand, or a denial. Otherwise it returns nil, and whether a statement for
 // the call should take more.
 func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
@@ -114,7 +128,9 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 	if m.closed.Load() {
 		return false, false
 	}
-	a, denial := &answer{granted: true, at: algebra.Forever}, (*answer)(nil)
+	a, denial := recalled.Get().(*answer), (*answer)(nil)
+	*a = answer{granted: true, at: algebra.Forever}
+	defer recalled.Put(a)
 	takenAt, hopeless := algebra.Forever, false // hopeless: memory will not have enough of one of several limits
 	if len(asked.demands) > 1 {
 		a.rows = make([][]algebra.Row, len(asked.demands))
@@ -140,7 +156,7 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 					}
 				}
 			}
-			wants = wants || l == nil && f.wants(now, c.Ahead) >= 1
+			wants = wants || l == nil && f.wants(now, c.Ahead, 0) >= 1
 			hopeless = hopeless || l == nil && len(f.lots) == 0 && f.row.Value < plenty
 		} else {
 			hopeless = true
@@ -219,6 +235,16 @@ type extra struct {
 	epoch int
 }
 
+// extra is what the key's statement should take ahead, if anything, with the part's lock.
+func (c *Coalescer) extra(f *forecast, id limitKey, now localTime, early time.Duration) (e extra, d demand, wanted bool) {
+	n := f.wants(now, c.Ahead, early)
+	if n < 1 {
+		return e, d, false
+	}
+	f.asking = true
+	return extra{f, id, f.epoch}, demand{limit: f.limit, key: id.key, count: n, floor: floorAhead(n)}, true
+}
+
 // askAhead adds to a batch, after its calls, what is to be taken ahead of its keys. Nobody waits for these.
 func (c *Coalescer) askAhead(b *batch) (extras []extra) {
 	if c.Ahead == 0 {
@@ -233,10 +259,9 @@ func (c *Coalescer) askAhead(b *batch) (extras []extra) {
 			p := c.memory.part(d.id())
 			p.mu.Lock()
 			if f := p.byKey[d.id()]; f != nil && f.schema == c.schema && f.limit == d.limit {
-				if n := f.wants(b.flight.sent, c.Ahead); n >= 1 {
-					f.asking = true
-					extras = append(extras, extra{f, d.id(), f.epoch})
-					ahead := demand{limit: d.limit, key: d.key, numbers: d.numbers, count: n, floor: floorAhead(n)}
+				if e, ahead, wanted := c.extra(f, d.id(), b.flight.sent, 0); wanted {
+					ahead.numbers = d.numbers
+					extras = append(extras, e)
 					b.waiters = append(b.waiters, &waiter{ds: []demand{ahead}, left: true})
 				}
 			}
@@ -246,35 +271,88 @@ func (c *Coalescer) askAhead(b *batch) (extras []extra) {
 	return extras
 }
 
-// takeAhead takes out of a batch that was decided what askAhead has added to it. What was committed is there for calls to come.
+// takeAhead takes out of a batch that was decided what askAhead has added to it.
 func (c *Coalescer) takeAhead(b *batch, extras []extra, err error) {
 	calls := len(b.waiters) - len(extras)
 	for i, e := range extras {
 		w := b.waiters[calls+i]
-		d, a := &w.ds[0], &w.answer
-		p := c.memory.part(e.id)
-		p.mu.Lock()
-		f, now := e.f, c.memory.now()
-		if e.epoch == f.epoch { // else everything is void
-			f.asking = false
+		c.land(e, &w.ds[0], &w.answer, b.flight.sent, err)
+	}
+	clear(b.waiters[calls:])
+	b.waiters = b.waiters[:calls]
+}
+
+// land notes what a statement has taken ahead. What was committed is there for calls to come.
+func (c *Coalescer) land(e extra, d *demand, a *answer, sent localTime, err error) {
+	p := c.memory.part(e.id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f, now := e.f, c.memory.now()
+	if e.epoch == f.epoch { // else everything is void
+		f.asking = false
+	}
+	if err != nil { // perhaps because of what it was to take ahead
+		f.quiet = max(f.quiet, now.mono+c.Ahead)
+	} else if a.granted && e.epoch == f.epoch && !c.memory.closed.Load() {
+		l := lot{sent: sent, at: a.at, ends: algebra.Forever, row: a.rows[0][0], left: d.count}
+		l.row.Value += d.count
+		if d.numbers.Window {
+			l.ends = d.numbers.NextWindow(a.at)
 		}
-		if err != nil { // perhaps because of what it was to take ahead
-			f.quiet = max(f.quiet, now.mono+c.Ahead)
-		} else if a.granted && e.epoch == f.epoch && !c.memory.closed.Load() {
-			l := lot{sent: b.flight.sent, at: a.at, ends: algebra.Forever, row: a.rows[0][0], left: d.count}
-			l.row.Value += d.count
-			if d.numbers.Window {
-				l.ends = d.numbers.NextWindow(a.at)
+		if l.ends != algebra.Max { // else its end is not known
+			f.learn(a.rows[0][0], true, l.sent, now, c.Ahead)
+			f.land(l, e.epoch)
+		}
+	}
+}
+
+// refill has more taken of keys of which what is there does not last until the next look, so that no call has to wait.
+func (c *Coalescer) refill(early time.Duration) {
+	c.mu.Lock()
+	schema := c.schema
+	c.mu.Unlock()
+	var extras []extra
+	var ds []demand
+	now := c.memory.now()
+	for i := range c.memory.parts {
+		p := &c.memory.parts[i]
+		p.mu.Lock()
+		for id, f := range p.byKey {
+			if f.schema != schema {
+				continue
 			}
-			if l.ends != algebra.Max { // else its end is not known
-				f.learn(a.rows[0][0], true, l.sent, now, c.Ahead)
-				f.land(l, e.epoch)
+			if e, d, wanted := c.extra(f, id, now, early); wanted {
+				extras, ds = append(extras, e), append(ds, d)
 			}
 		}
 		p.mu.Unlock()
 	}
-	clear(b.waiters[calls:])
-	b.waiters = b.waiters[:calls]
+	clock := c.memory.present()
+	setNumbers(verbs[verbConsume], ds, clock, false)
+	asked := make([]*waiter, len(ds))
+	for i := range ds {
+		c.mu.Lock()
+		asked[i] = c.schedule.arrive(ds[i:i+1], clock, true, c.now(), c.Pace)
+		asked[i].ahead = true
+		c.startAndUnlock()
+	}
+	for i, w := range asked {
+		<-w.done
+		err, sent := w.err, localTime{}
+		if w.direct { // after an error that it may be due to
+			err = context.Canceled
+			c.mu.Lock()
+			c.schedule.landedAlone(w.ds, w.apart, true, err)
+			c.startAndUnlock()
+		}
+		if w.flight != nil {
+			sent = w.flight.sent
+			w.flight.told.Done()
+		}
+		c.land(extras[i], &ds[i], &w.answer, sent, err)
+		*w = waiter{done: w.done}
+		waiters.Put(w)
+	}
 }
 
 // sweepLater looks for what is not used, some time later.
@@ -283,7 +361,8 @@ func (c *Coalescer) sweepLater() {
 		if c.memory.known.Do(func() { remember(c) }); c.memory.clock != nil {
 			return
 		}
-		time.AfterFunc(max(c.Ahead/2, leastSweep), func() {
+		every := max(c.Ahead/4, leastSweep)
+		time.AfterFunc(every, func() {
 			c.mu.Lock()
 			if c.closed {
 				c.mu.Unlock()
@@ -292,6 +371,7 @@ func (c *Coalescer) sweepLater() {
 			c.calls.Add(1)
 			c.mu.Unlock()
 			defer c.calls.Done()
+			c.calls.Go(func() { c.refill(every) })
 			c.sweep(false)
 			c.memory.sweeping.Store(false)
 			if c.memory.forecasts.Load() > 0 {
@@ -332,37 +412,40 @@ func (c *Coalescer) sweep(all bool) {
 		}
 		p.mu.Unlock()
 	}
-	slices.SortFunc(back, func(x, y unused) int { // the lots of one statement together, in the order of the locks
-		return cmp.Or(cmp.Compare(x.lot.at, y.lot.at), strings.Compare(x.id.name, y.id.name), strings.Compare(x.id.key, y.id.key))
+	slices.SortFunc(back, func(x, y unused) int { // in the order of the locks
+		return cmp.Or(strings.Compare(x.id.name, y.id.name), strings.Compare(x.id.key, y.id.key))
 	})
-	for len(back) > 0 {
-		n := 1
-		for n < len(back) && back[n].lot.at == back[0].lot.at && back[n].id != back[n-1].id {
-			n++
+	for len(back) > 0 { // together, as of the latest instant, if that is in the windows of all; of a key, one at a time
+		at := slices.MaxFunc(back, func(x, y unused) int { return cmp.Compare(x.lot.at, y.lot.at) }).lot.at
+		var together, others []unused
+		for _, u := range back {
+			if last := len(together) - 1; at < u.lot.ends && (last < 0 || together[last].id != u.id) && last+1 < maxBatch {
+				together = append(together, u)
+			} else {
+				others = append(others, u)
+			}
 		}
-		c.giveBack(back[:n], m.now())
-		back = back[n:]
+		c.giveBack(together, at)
+		back = others
 	}
 }
 
-// giveBack gives back what lots of one statement have left, once: without an answer, it is lost.
-func (c *Coalescer) giveBack(lots []unused, now localTime) {
-	at := lots[0].lot.at.Time()
-	passed, _ := now.since(lots[0].lot.sent)
-	ctx, cancel := context.WithTimeout(context.Background(), tooLate(c.Ahead)-time.Duration(passed)*time.Microsecond)
-	defer cancel()
-	from, ds := &receipt{At: at, RunAt: at}, make([]demand, len(lots))
+// giveBack gives back what lots have left, once: without an answer, it is lost.
+func (c *Coalescer) giveBack(lots []unused, at algebra.Micros) {
+	from, ds := &receipt{At: at.Time(), RunAt: at.Time()}, make([]demand, len(lots))
+	now, oldest := c.memory.now(), algebra.Micros(0)
 	for i := range lots {
 		u := &lots[i]
+		passed, _ := now.since(u.lot.sent)
+		oldest = max(oldest, passed)
 		from.Taken = append(from.Taken, taken{
-			Limit: u.id.name, Key: u.id.key, Count: u.lot.left, Held: u.lot.held(u.limit.numbers.Capacity), Rows: 1, Shards: 1,
+			Limit: u.id.name, Key: u.id.key, Count: u.lot.left, Held: u.lot.held(&u.limit.numbers, at), Rows: 1, Shards: 1,
 		})
 		ds[i] = demand{limit: u.limit, key: u.id.key, count: u.lot.left}
 	}
-	var clock pgtype.Timestamptz // NULL: that of the database
-	if c.memory.clock != nil {
-		clock = pgtype.Timestamptz{Time: c.memory.clock(), Valid: true}
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), tooLate(c.Ahead)-time.Duration(oldest)*time.Microsecond)
+	defer cancel()
+	clock := c.memory.present()
 	setNumbers(verbs[verbRefund], ds, clock, false)
 	err := c.commit(ctx, func(db wire) error {
 		_, err := db.ask(ctx, refund(from, ds, nullable(clock)))

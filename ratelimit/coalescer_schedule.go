@@ -74,6 +74,7 @@ type waiter struct {
 	past   fate
 	direct bool    // it may be sent by itself
 	apart  bool    // it is sent by itself in the place for calls that are apart
+	ahead  bool    // it is no call: it takes tokens ahead
 	left   bool    // its caller no longer waits
 	flight *flight // its statement; nil: none yet
 

@@ -136,7 +136,7 @@ var coalescerMutations = []mutation{
 		tests: "TestALotIsUsedInTime",
 	}, {
 		name: "ahead-gives-back-by-gap", file: "ratelimit/coalescer_ahead.go", what: "what comes back of a bucket counts the tokens that others have ahead as missing, too",
-		old: "return capacity - l.left", new: "return min(capacity-l.left, l.row.Value-l.left)",
+		old: "held := numbers.Capacity - l.left\n", new: "held := min(numbers.Capacity-l.left, l.row.Value-l.left)\n",
 		tests: "TestNothingAheadBreaksThePromise",
 	}, {
 		name: "ahead-lands-when-void", file: "ratelimit/coalescer_ahead.go", what: "what a statement took ahead before a reset is used after it",

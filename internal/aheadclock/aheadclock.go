@@ -5,8 +5,8 @@ import "time"
 
 // Package ratelimit sets these. A coalescer is a *ratelimit.Coalescer.
 var (
-	// Set gives it a clock, which is that of its Limiters, too. Then memory decides calls of a Limiter.Clock, and nothing comes back by itself.
+	// Set gives it a clock, which is that of its Limiters, too. Then memory decides calls of a Limiter.Clock, and nothing comes back or is refilled by itself.
 	Set func(coalescer any, now func() time.Time)
-	// Sweep gives back what is no longer of use.
-	Sweep func(coalescer any)
+	// Sweep gives back what is no longer of use, and Refill takes more.
+	Sweep, Refill func(coalescer any)
 )
