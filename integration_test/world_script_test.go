@@ -248,12 +248,11 @@ func newWorldScript(seed uint64) worldScript {
 		}
 		if s.Do == "foresee" {
 			s.Count = oneOf(r, 0, 0, s.Count)
-			switch r.IntN(3) { // more than a few tokens, and then some time that matters
-			case 0:
+			if r.IntN(2) == 0 { // more than a few tokens
 				script.Steps = append(script.Steps, worldStep{Do: "override", Limit: s.Limit, Key: s.Key, Count: oneOf(r, 150, 400.5, 1e6), N: s.N}, worldStep{Do: "add", Limit: s.Limit})
-				fallthrough
-			case 1:
-				script.Steps = append(script.Steps, s, worldStep{Do: "clock", For: time.Duration(r.Int64N(int64(2 * worldAhead))).Truncate(time.Microsecond)})
+			}
+			if r.IntN(2) == 0 { // and then some time that matters
+				script.Steps = append(script.Steps, s, worldStep{Do: "clock", For: time.Duration(r.Int64N(int64(2 * worldAhead))).Truncate(time.Microsecond)}, worldStep{Do: "give back", Program: s.Program})
 			}
 		}
 		again := s

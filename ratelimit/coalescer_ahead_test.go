@@ -189,3 +189,24 @@ func TestADenialIsRemembered(t *testing.T) {
 		}
 	}
 }
+
+// Lots of several statements come back together, as of the latest: each of them what it would by itself.
+func TestLotsComeBackTogether(t *testing.T) {
+	t.Parallel()
+	const now = 5e6
+	for _, row := range []struct {
+		numbers algebra.Limit
+		want    float64
+	}{
+		{algebra.Limit{Rate: 2, Period: time.Second, Capacity: 100}, 1}, // of 9, less four seconds' refill
+		{algebra.Limit{Rate: 100, Period: 10 * time.Second, Capacity: 100, Window: true}, 9},
+	} {
+		l := lot{at: 1e6, left: 9}
+		for _, at := range []algebra.Micros{1e6, 2e6, now} {
+			of := algebra.Taken{At: at, RunAt: at, Count: l.left, Held: l.held(&row.numbers, at), Part: 1}
+			if back := row.numbers.Refund([]algebra.Row{{Value: 50, TS: now}}, of, l.left, now); back != row.want {
+				t.Errorf("%+v: as of %v, %v come back, want %v", row.numbers, at, back, row.want)
+			}
+		}
+	}
+}

@@ -152,7 +152,19 @@ var coalescerMutations = []mutation{
 		tests: "TestAhead",
 	}, {
 		name: "ahead-remaining", file: "ratelimit/coalescer_memory.go", what: "what was taken ahead counts as used by others in Remaining, and in a receipt",
-		old: "			l.row.Value += d.count\n", new: "",
+		old: "		l.row.Value += d.count\n", new: "",
+		tests: "TestAhead",
+	}, {
+		name: "ahead-as-of-latest", file: "ratelimit/coalescer_ahead.go", what: "what comes back of a bucket does not lose what was refilled until the latest lot beside it",
+		old: "held += float64(at-l.at)", new: "held += 0 * float64(at-l.at)",
+		tests: "TestLotsComeBackTogether",
+	}, {
+		name: "ahead-never-early", file: "ratelimit/coalescer_ahead.go", what: "more is taken ahead although what is there lasts",
+		old: "if early > 0 && there >=", new: "if early < 0 && there >=",
+		tests: "TestAForecastWantsWhatWillBeAskedFor",
+	}, {
+		name: "ahead-async", file: "ratelimit/coalescer_memory.go", what: "tokens come back that a crash of the server has given back",
+		old: "	if c.AsyncCommit {\n		return fmt.Errorf(", new: "	if false {\n		return fmt.Errorf(",
 		tests: "TestAhead",
 	}, {
 		name: "ahead-half-granted", file: "ratelimit/coalescer_memory.go", what: "a call that one limit has not enough ahead for uses what the others have",
