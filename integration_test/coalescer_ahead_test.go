@@ -180,7 +180,7 @@ func TestAhead(t *testing.T) {
 	if left := remaining(t, pool, limit.Key("k")); left >= 10_000-25 {
 		t.Errorf("%v are left for others: nothing was taken ahead", left)
 	}
-	// A refund gives back what the call took, and drops what is ahead.
+	// A refund gives back what the call took, and drops what was known.
 	back, err := limiter.Refund(t.Context(), pool, last.Receipt())
 	succeeds(t, err)
 	if back.Requests[0].Refunded != 1 {
@@ -190,6 +190,16 @@ func TestAhead(t *testing.T) {
 	consume(limit.Key("k"))
 	if s.count("") == before {
 		t.Error("after a refund, a call was granted by what was known before")
+	}
+	// Nothing that is ahead is lost by these: see the end.
+	_, err = limiter.Charge(t.Context(), pool, limit.Key("k").Count(2))
+	succeeds(t, err)
+	held, err := limiter.Hold(t.Context(), pool, "job", time.Minute, limit.Key("k").Count(3))
+	succeeds(t, err)
+	_, err = limiter.Settle(t.Context(), pool, held.Token, limit.Key("k").Count(1))
+	succeeds(t, err)
+	for range 20 {
+		consume(limit.Key("k"))
 	}
 	// A reset is seen at once.
 	for range 20 {
@@ -259,10 +269,13 @@ func TestAhead(t *testing.T) {
 	if _, err := limiter.Consume(gone, c, limit.Key("a")); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want context.Canceled", err)
 	}
-	calls := observed.Load() - 3 - 1 // the refund, the resets, and the canceled call
+	calls := observed.Load() - 6 - 1 // the refund, the charge, the hold, the resets, and the canceled call
 	c.Close()
 	if counted.Load() != calls {
 		t.Errorf("OnBatch was told of %d calls, want %d", counted.Load(), calls)
+	}
+	if left := remaining(t, pool, limit.Key("k")); left != 10_000-25-2-1-20 {
+		t.Errorf("%v are left of k after 45 calls, 3 other tokens and Close", left)
 	}
 	if left := remaining(t, pool, limit.Key("a")); left != 10_000-23 {
 		t.Errorf("%v are left after 23 calls and Close", left)

@@ -114,9 +114,10 @@ func (f *forecast) idle(now localTime, ahead time.Duration) bool {
 	return now.mono-f.began.mono > lateness*ahead && len(f.lots) == 0 && !f.asking
 }
 
-// take grants tokens of the oldest lot that has enough. Without one, it returns nil.
+// take grants tokens of the oldest lot that has enough. Without one, or in doubt, it returns nil.
 func (f *forecast) take(count float64, now localTime, ahead time.Duration) (l *lot, at algebra.Micros) {
-	for _, l := range f.lots {
+	for i := 0; i < len(f.lots) && f.sent >= f.voided; i++ { // else a result could not say what is left
+		l := f.lots[i]
 		if at, usable := l.instant(now, ahead); usable && l.left >= count {
 			l.take(count)
 			return l, at
@@ -182,10 +183,16 @@ func (f *forecast) land(l lot, epoch int) {
 
 // void forgets lots and denials: their tokens are lost. For a while, nothing more is taken ahead.
 func (f *forecast) void(now localTime, ahead time.Duration) {
-	f.lots, f.denied, f.asking, f.row = nil, nil, false, algebra.Row{}
+	f.doubt(now, ahead)
+	f.lots, f.asking = nil, false
 	f.epoch++
-	f.voided = now.mono
 	f.quiet = max(f.quiet, now.mono+ahead)
+}
+
+// doubt forgets denials and what the row had, which a charge or a refund has changed. Lots stay, for calls after the next statement.
+func (f *forecast) doubt(now localTime, _ time.Duration) {
+	f.denied, f.row = nil, algebra.Row{}
+	f.voided = now.mono
 }
 
 // unused takes out the lots that are no longer of use, and returns those of which something may come back: once, and not after their

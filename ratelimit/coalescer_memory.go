@@ -484,6 +484,22 @@ func remember(c *Coalescer) {
 // forget makes all Coalescers of the process forget these keys, and waits for what of them is on its way back. On a handle that may have
 // locked their rows, it does not wait: what is on its way would wait for it.
 func forget(ctx context.Context, db DB, requests []Request) {
+	eachRemembered(requests, func(c *Coalescer, r *Request) {
+		id := limitKey{r.limit.name, r.key}
+		if c.each(id, r.every, (*forecast).void); !handles.IsOne(db) {
+			c.memory.awaits(ctx, id, r.every)
+		}
+	})
+}
+
+// doubt makes all Coalescers of the process forget what was denied of these keys. What they took ahead of them stays.
+func doubt(requests []Request) {
+	eachRemembered(requests, func(c *Coalescer, r *Request) {
+		c.each(limitKey{r.limit.name, r.key}, false, (*forecast).doubt)
+	})
+}
+
+func eachRemembered(requests []Request, do func(*Coalescer, *Request)) {
 	if !remembering.some.Load() {
 		return
 	}
@@ -493,21 +509,18 @@ func forget(ctx context.Context, db DB, requests []Request) {
 	for _, p := range all {
 		c := p.Value()
 		for i := 0; c != nil && i < len(requests); i++ {
-			r := &requests[i]
-			if c.void(limitKey{r.limit.name, r.key}, r.every); !handles.IsOne(db) {
-				c.memory.awaits(ctx, limitKey{r.limit.name, r.key}, r.every)
-			}
+			do(c, &requests[i])
 		}
 	}
 }
 
-// void forgets a key, or all keys of the limit.
-func (c *Coalescer) void(id limitKey, every bool) {
+// each changes what is known of a key, or of all keys of the limit.
+func (c *Coalescer) each(id limitKey, every bool, change func(f *forecast, now localTime, ahead time.Duration)) {
 	m, now := &c.memory, c.memory.now()
 	if p := m.part(id); !every {
 		p.mu.Lock()
 		if f := p.byKey[id]; f != nil {
-			f.void(now, c.Ahead)
+			change(f, now, c.Ahead)
 		}
 		p.mu.Unlock()
 	}
@@ -516,7 +529,7 @@ func (c *Coalescer) void(id limitKey, every bool) {
 		p.mu.Lock()
 		for of, f := range p.byKey {
 			if of.name == id.name {
-				f.void(now, c.Ahead)
+				change(f, now, c.Ahead)
 			}
 		}
 		p.mu.Unlock()

@@ -273,9 +273,13 @@ func (l *Limiter) run(ctx context.Context, db DB, v verb, of about, requests []R
 	if err != nil {
 		return unanswered(v, c.requests), err
 	}
-	if c.does.settles || c.does.answers == nothing { // what a Coalescer has of the keys is no longer so
+	switch {
+	case c.does.answers == nothing: // what a Coalescer has of the keys is no longer so
 		forget(ctx, db, c.requests)
 		defer forget(ctx, db, c.requests)
+	case c.does.settles:
+		doubt(c.requests)
+		defer doubt(c.requests)
 	}
 	result, err := c.decide(ctx, db)
 	if err == nil && c.does.holds && c.does.settles {
