@@ -43,10 +43,13 @@ func newTxOptions(options []TxOption) (txOptions, error) {
 		}
 		option.set(&o)
 	}
+	if _, known := sqlLevels[o.isolation]; !known {
+		return o, fmt.Errorf("%w: Postgres has no isolation level %q: pass one of pgx's, such as pgx.ReadCommitted", ErrInvalid, o.isolation)
+	}
 	return o, nil
 }
 
-// Isolation sets the isolation level. The default is pgx.Serializable.
+// Isolation sets the isolation level, one of the four of pgx. The default is pgx.Serializable.
 func Isolation(level pgx.TxIsoLevel) TxOption {
 	return txOption(func(o *txOptions) { o.isolation, o.begins = level, "Isolation" })
 }
@@ -73,9 +76,9 @@ const rollbackTimeout = 5 * time.Second
 // run again from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx
 // ends after the first attempt, the error matches [ErrAttemptsExhausted].
 //
-// fn must not end the transaction: return an error to roll back. (After tx.Rollback in fn, InTx returns an error, which matches
-// pgx.ErrTxCommitRollback. After tx.Commit in fn, or a COMMIT or ROLLBACK as text, the error matches [ErrUnknownOutcome]. InSQLTx cannot
-// see such a text.) It must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not
+// fn must not end the transaction: return an error to roll back. (If fn has called tx.Commit, or sent a COMMIT or ROLLBACK as text, InTx
+// does not run it again, and the error matches [ErrUnknownOutcome] and, if fn returns one of its own, that, but not [ErrDenied]. If fn has
+// called tx.Rollback and returns nil, the error matches pgx.ErrTxCommitRollback.) It must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not
 // %v). An error that hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back and is
 // returned as it is. If fn panics, or its goroutine exits, the transaction is rolled back.
 //
@@ -129,6 +132,9 @@ func (l *Limiter) InTx(
 				if tx.failed != nil && !errors.Is(err, tx.failed) { // fn may hide it
 					return tx.failed
 				}
+				if tx.maybeCommitted() {
+					return endedByFunction(err)
+				}
 				if err == nil && conn.IsClosed() && !tx.ended { // fn may hide that too; COMMIT cannot be sent
 					return fmt.Errorf("ratelimit: commit: %w", pgconn.ErrConnClosed)
 				}
@@ -138,9 +144,6 @@ func (l *Limiter) InTx(
 				defer release()
 				if tx.rolledBack {
 					return fmt.Errorf("%w: the function has rolled it back, which it must not do", pgx.ErrTxCommitRollback)
-				}
-				if conn.PgConn().TxStatus() == 'I' && !tx.ended { // COMMIT would be no more than a warning
-					return errors.New("a statement of the function has ended the transaction, which it must not do")
 				}
 				return tx.Commit(ctx)
 			},
@@ -166,11 +169,24 @@ func (l *Limiter) beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.
 					return beginFailed(t, err)
 				}
 			}
-			return fn(ctx, tx)
+			err := fn(ctx, tx)
+			if err != nil && errors.Is(rollBack(ctx, tx.Rollback), pgx.ErrTxClosed) {
+				return endedByFunction(err)
+			}
+			return err
 		},
 		commit:   tx.Commit,
 		rollback: tx.Rollback,
 	}, nil
+}
+
+// endedByFunction is the error of a transaction that its function has ended, perhaps by a commit. err is the function's.
+func endedByFunction(err error) error {
+	ended := fmt.Errorf("ratelimit: commit: %w: the function has ended the transaction itself, which it must not do", ErrUnknownOutcome)
+	if err == nil {
+		return ended
+	}
+	return fmt.Errorf("%w; and then: %w", ended, beside{inner{err}})
 }
 
 // acquire is connOf or, for a pool, one of its connections until release is called.
@@ -323,9 +339,7 @@ func (l *Limiter) attempt(ctx context.Context, db any, isolation pgx.TxIsoLevel,
 	}
 	defer func() {
 		if !committing {
-			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-			defer cancel()
-			_ = tx.rollback(rollbackCtx)
+			_ = rollBack(ctx, tx.rollback)
 		}
 	}()
 	if err := tx.run(ctx); err != nil {
@@ -340,6 +354,13 @@ func (l *Limiter) attempt(ctx context.Context, db any, isolation pgx.TxIsoLevel,
 	}
 	committed = true
 	return true, nil
+}
+
+// rollBack rolls back, also if ctx has ended.
+func rollBack(ctx context.Context, rollback func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	return rollback(ctx)
 }
 
 // beginFailed explains the error of a transaction that did not begin, or could not lock the views of its turn.
