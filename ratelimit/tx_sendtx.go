@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -25,8 +27,8 @@ type batchTxBeginner interface {
 //
 // After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, the batch is sent again, within the
 // bounds of [Limiter.InTx]. When the attempts run out, the error matches [ErrAttemptsExhausted]. SendTx sends copies of the
-// queries, so the batch can be sent again, but not by two goroutines at once. The batch must not begin or end a transaction
-// itself. The option [Hot] is [ErrInvalid], and so is the pool of a transaction inside its function: see [OutsideTx].
+// queries, so the batch can be sent again, but not by two goroutines at once. A query that begins or ends a transaction, such as
+// COMMIT, is [ErrInvalid]. So are the option [Hot], and the pool of a transaction inside its function: see [OutsideTx].
 //
 // Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each attempt.
 // COMMIT has been sent by then: if no query failed, an error of such a function rolls nothing back. Later functions are not
@@ -60,6 +62,11 @@ func (l *Limiter) SendTx(
 	if len(o.hot) > 0 {
 		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)
 	}
+	for _, q := range batch.QueuedQueries {
+		if m := controlsTx.FindStringSubmatch(q.SQL); m != nil && m[2] == "" {
+			return fmt.Errorf("%w: SendTx begins and ends the transaction: a batch has no %s", ErrInvalid, strings.ToUpper(m[1]))
+		}
+	}
 	var failed error
 	err = retry(ctx, o.attempts, l.OnRetry, func() (open bool, err error) {
 		failed, err = sendOnce(ctx, db, o.isolation, batch)
@@ -70,6 +77,10 @@ func (l *Limiter) SendTx(
 	}
 	return err
 }
+
+// controlsTx finds a statement that begins or ends a transaction, after spaces and comments. ROLLBACK TO, its second group, does neither.
+var controlsTx = regexp.MustCompile(`(?i)^(?:[\s;]|--.*\n|/\*(?:[^*]|\*+[^*/])*\*+/)*` +
+	`(begin|start|commit|end|abort|prepare\s+transaction|rollback(?:\s+(?:work|transaction))?(\s+to)?)(?:[\s;]|--|/\*|$)`)
 
 // sendOnce sends the batch in one transaction. If err is nil, the transaction was committed, and failed is the error of a
 // function that read its results.
