@@ -93,7 +93,7 @@ func TestEveryQueryExecModeIsExact(t *testing.T) {
 		clock.now = denied.RetryAt
 		w.grant(single)
 		clock.now = time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)
-		w.grant(ratelimit.FixedWindow("calls", 1, 7*24*time.Hour).Key("ann"), ratelimit.FixedWindow("others", 1, time.Hour, ratelimit.Start(time.Time{})).Key("bob"))
+		w.grant(ratelimit.FixedWindow("calls", 1, 7*24*time.Hour).Key("ann"), ratelimit.FixedWindow("others", 1, time.Hour, ratelimit.Start(time.Time{}.Add(time.Hour))).Key("bob"))
 	})
 }
 
