@@ -171,6 +171,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if by == "Take" || slices.Contains(steers, by) { // which take none
 			count.is = invalid
 		}
+		if by == "Reset" || by == "Resume" || by == "Balance" {
+			add("a count that means nothing", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(2) })})
+		}
 		add("a count", count)
 		if !slices.Contains(steers, by) {
 			add("a clock", failure{is: invalid, do: after(func(c *failing) { c.limiter.Clock = longAgo })})
@@ -198,6 +201,10 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 				closeLimiter(c, c.limiter)
 			})})
 		}
+		add("a field that was changed after Open", failure{is: invalid, do: after(func(c *failing) {
+			c.limiter = c.opened(func(*ratelimit.Options) {})
+			c.limiter.Schema = "another"
+		})})
 		add("a context that has ended", failure{is: context.Canceled, bare: by == "QueueConsume", do: after(func(c *failing) { c.ctx = ended(c.ctx) })})
 		if slices.Contains(canDeny, by) {
 			add("a denial", failure{is: denied, gone: 100, do: func(c *failing) error {
@@ -272,6 +279,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			}})
 		}
 	}
+	ending := func(sql string) func(c *failing) error {
+		return func(c *failing) error { return c.sends(c.pool, func(batch *pgx.Batch) { batch.Queue(sql) }) }
+	}
 	add := func(f failure, ways map[string]func(c *failing) error) {
 		for name, do := range ways {
 			f.by, _, _ = strings.Cut(name, ": ")
@@ -324,6 +334,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 		"Refund: more text":       func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, c.receipt()+"{}", c.request())) },
 		"Refund: another version": func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, `{"v": 2}`, c.request())) },
+		"Refund: of another schema": func(c *failing) error {
+			return second((&ratelimit.Limiter{Schema: "another"}).Refund(c.ctx, c.pool, c.receipt(), c.request()))
+		},
+		"Refund: of a schema": func(c *failing) error {
+			return second(c.limiter.Refund(c.ctx, c.pool, c.altered(`"v":1`, `"v":1,"schema":"another"`), c.request()))
+		},
 		"Refund: an instant": func(c *failing) error {
 			return second(c.limiter.Refund(c.ctx, c.pool, receiptOf(longAgo(), c.request()), c.request()))
 		},
@@ -427,9 +443,16 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			defer coalescer.Close()
 			return c.blocks(coalescer, time.Time{}, "")
 		},
+		"Block: in another database": func(c *failing) error {
+			c.limiter = c.opened(func(*ratelimit.Options) {})
+			return c.blocks(newPool(c.T, 1), time.Time{}, "")
+		},
 		"Unblock: a count": func(c *failing) error { return verbCalls(c, c.pool, c.request().Count(2))["Unblock"]() },
 
 		"QueueConsume: no batch": func(c *failing) error { return second(c.limiter.QueueConsume(c.ctx, nil, c.request())) },
+		"InTx: Hot with a count": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Hot(c.request().Count(2)))
+		},
 		"InTx: Hot inside Hot": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, _ pgx.Tx) error {
 				return c.limiter.InTx(ctx, c.pool, c.consumed, ratelimit.Hot(c.request()))
@@ -496,11 +519,23 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.begun(func(conn *pgx.Conn) error { return c.limiter.InTx(c.ctx, conn, c.consumed) })
 		},
 		"InSQLTx: no function": func(c *failing) error { return c.limiter.InSQLTx(c.ctx, c.sql(), nil) },
+		"InTx: a level": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Isolation("no level"))
+		},
+		"InTx: no level":   func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Isolation("")) },
+		"SendTx: no level": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, c.batch(), ratelimit.Isolation("")) },
 		"InSQLTx: a level": func(c *failing) error {
 			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Isolation("no level"))
 		},
-		"InSQLTx: no database":    func(c *failing) error { return c.limiter.InSQLTx(c.ctx, nil, c.consumedSQL) },
-		"InSQLTx: a nil database": func(c *failing) error { return c.limiter.InSQLTx(c.ctx, (*sql.DB)(nil), c.consumedSQL) },
+		"SendTx: COMMIT":              ending("COMMIT"),
+		"SendTx: begin, by a comment": ending("-- mine\n/* of * mine */ ; begin"),
+		"SendTx: rollback;":           ending("\trollback;"),
+		"SendTx: END":                 ending("END WORK"),
+		"SendTx: START":               ending("start transaction"),
+		"SendTx: ABORT":               ending("Abort--"),
+		"SendTx: PREPARE TRANSACTION": ending("PREPARE  TRANSACTION 'x'"),
+		"InSQLTx: no database":        func(c *failing) error { return c.limiter.InSQLTx(c.ctx, nil, c.consumedSQL) },
+		"InSQLTx: a nil database":     func(c *failing) error { return c.limiter.InSQLTx(c.ctx, (*sql.DB)(nil), c.consumedSQL) },
 		"InSQLTx: Hot of no limit": func(c *failing) error {
 			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Hot(ratelimit.Request{}))
 		},
@@ -716,6 +751,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		}},
 		"Consume: a Coalescer with a wrong Ahead": {by: "Consume", is: invalid, do: func(c *failing) error {
 			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Ahead: 50}, c.request()))
+		}},
+		"Consume: a Coalescer with a wrong Pace": {by: "Consume", is: invalid, do: func(c *failing) error {
+			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Pace: 3}, c.request()))
 		}},
 		"QueueConsume: a lost answer in a transaction": {by: "QueueConsume", is: io.ErrUnexpectedEOF, do: func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.cutPool(aRow), func(ctx context.Context, tx pgx.Tx) error { return tx.SendBatch(ctx, c.batch()).Close() })
