@@ -104,7 +104,7 @@ func aheadTwoLimits(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 		coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: ahead}
-		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+		e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 		sides = append(sides, &side{name: fmt.Sprintf("Ahead %v", ahead), goroutines: goroutines, call: func(ctx context.Context, worker int) error {
 			_, err := limits.Consume(ctx, coalescer, month.Key(ownKey(worker)), minute.Key(ownKey(worker)))
 			return err
@@ -200,7 +200,7 @@ func coalescedCalendar(ctx context.Context, e *env) (outcome, error) {
 		var db ratelimit.DB = pool
 		if coalesces {
 			coalescer := &ratelimit.Coalescer{Pool: pool}
-			e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+			e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 			db = coalescer
 		}
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {

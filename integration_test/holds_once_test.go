@@ -207,7 +207,7 @@ func TestOnceOnACoalescer(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	c := &ratelimit.Coalescer{Pool: pool}
-	defer c.Close()
+	defer closeCoalescer(t, c)
 	limits, a := new(ratelimit.Limiter), slow("a", 1000).Key("k")
 	var wait sync.WaitGroup
 	for range 40 {

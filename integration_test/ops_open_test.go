@@ -45,11 +45,17 @@ func open(t testing.TB, db ratelimit.DB, o ratelimit.Options) *ratelimit.Limiter
 	return limits
 }
 
-func closeLimiter(t testing.TB, limits *ratelimit.Limiter) {
+func closeLimiter(t testing.TB, limits *ratelimit.Limiter) { t.Helper(); closes(t, limits) }
+
+func closeCoalescer(t testing.TB, coalescer *ratelimit.Coalescer) { t.Helper(); closes(t, coalescer) }
+
+func closes(t testing.TB, closer interface {
+	Close(ctx context.Context) error
+}) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
-	if err := limits.Close(ctx); err != nil {
+	if err := closer.Close(ctx); err != nil {
 		t.Error(err)
 	}
 }

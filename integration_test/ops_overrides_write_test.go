@@ -240,7 +240,7 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 		}
 	}
 	coalescer, unopened := &ratelimit.Coalescer{Pool: pool}, new(ratelimit.Limiter)
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	without := open(t, pool, ratelimit.Options{NoOverrides: true, NoPublish: true, NoSweep: true})
 	for name, err := range map[string]error{
 		"a Coalescer":           second(limits.Block(t.Context(), coalescer, api.Key("k"), ratelimit.Terms{Forever: true})),

@@ -341,7 +341,7 @@ func TestAnObserverSeesEachAsConsumes(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit := ratelimit.TokenBucket("each", 1, time.Hour)
 	var seen []string
 	limits := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {

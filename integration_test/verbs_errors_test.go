@@ -223,7 +223,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if slices.Contains(coalesces, by) && by != "Charge" { // which goes on
 			add("a closed Coalescer", failure{is: ratelimit.ErrClosed, do: on(func(c *failing) ratelimit.DB {
 				coalescer := &ratelimit.Coalescer{Pool: c.pool}
-				coalescer.Close()
+				closeCoalescer(c, coalescer)
 				return coalescer
 			})})
 		}
@@ -440,7 +440,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Block: a reason": func(c *failing) error { return c.blocks(c.pool, time.Time{}, strings.Repeat("r", 4097)) },
 		"Block: a Coalescer": func(c *failing) error {
 			coalescer := &ratelimit.Coalescer{Pool: c.pool}
-			defer coalescer.Close()
+			defer closeCoalescer(c, coalescer)
 			return c.blocks(coalescer, time.Time{}, "")
 		},
 		"Block: in another database": func(c *failing) error {

@@ -101,7 +101,7 @@ func TestEveryQueryExecModeIsExact(t *testing.T) {
 func TestEveryQueryExecModeCoalesces(t *testing.T) {
 	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
 		coalescer := &ratelimit.Coalescer{Pool: pool}
-		defer coalescer.Close()
+		defer closeCoalescer(t, coalescer)
 		var limiter ratelimit.Limiter
 		thirds := ratelimit.TokenBucket("thirds", 7.0/3, time.Second, ratelimit.Capacity(10))
 		window := ratelimit.FixedWindow("window", 1.0/3, 900*time.Millisecond, ratelimit.Capacity(7))

@@ -220,7 +220,7 @@ func TestAWaitDuringAPause(t *testing.T) {
 	pool := newPool(t, 2)
 	var limits ratelimit.Limiter
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	for _, shards := range []int{1, 3} {
 		limit := steady(shards)
 		for name, db := range map[string]ratelimit.DB{"pool": pool, "coalescer": coalescer} {
@@ -333,7 +333,7 @@ func TestPauseOnOtherHandles(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	for _, shards := range []int{1, 3} {
 		for name, db := range map[string]ratelimit.DB{"coalescer": coalescer, "in memory": nil} {
 			memory := ratelimittest.New(t)

@@ -546,7 +546,7 @@ func TestAWaitThatNoFloorBoundsSkipsACoalescersQueue(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	release := holdFlights(t, coalescer, pool)
 	defer release()
 	ctx, cancel := context.WithTimeout(t.Context(), patience) // in the queue, it would stay until then

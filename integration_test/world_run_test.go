@@ -160,7 +160,7 @@ func (w *everything) end() {
 	}
 	for _, p := range w.programs {
 		if p != nil {
-			p.coalescer.Close()
+			_ = p.coalescer.Close(w.Context()) // after faults, what is ahead may be lost
 			p.stop()
 		}
 	}
@@ -171,7 +171,7 @@ func (w *everything) end() {
 // restart starts a program anew. The first one follows overrides; the others read them whenever something has changed.
 func (w *everything) restart(ctx context.Context, i int) {
 	if p := w.programs[i]; p != nil {
-		p.coalescer.Close()
+		_ = p.coalescer.Close(w.Context()) // after faults, what is ahead may be lost
 		w.must(p.recorder.Flush(ctx))
 		p.stop()
 	}

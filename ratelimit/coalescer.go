@@ -98,15 +98,30 @@ const leastPace = 100 * time.Microsecond
 // coalescer lets coalescerOf find a Coalescer in a DB.
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
-// Close waits until every call that has arrived is decided, however long the database takes, but not for a Wait that
-// sleeps. Later calls of Consume, Wait, Reserve and Take return [ErrClosed]; a Charge goes straight to the pool. So close it after
-// the last caller has returned, for example after http.Server.Shutdown, and before the pool.
-func (c *Coalescer) Close() {
+// Close waits until every call that has arrived is decided, but not for a Wait that sleeps, and then gives back what is
+// ahead. It takes no longer than ctx, so ctx must have time left: if ctx ends before, the error matches ctx's, and the rest
+// goes on in the background. An error also says that something did not come back. Later calls of Consume, Wait, Reserve and
+// Take return [ErrClosed]; a Charge goes straight to the pool. So close it after the last caller has returned, for example
+// after http.Server.Shutdown, and before the Limiter and the pool. A second Close waits for the same.
+func (c *Coalescer) Close(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
-	c.calls.Wait()
-	c.closeAhead()
+	ended := make(chan struct{})
+	go func() {
+		c.calls.Wait()
+		c.closeAhead()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return fmt.Errorf("ratelimit: close: %w: calls have not been decided, or what is ahead has not come back", over(ctx))
+	}
+	if err := c.memory.lost; err != nil {
+		return fmt.Errorf("ratelimit: close: what was ahead may be lost: %w", inner{err})
+	}
+	return nil
 }
 
 // QueryRow sends the query straight to the pool.

@@ -39,6 +39,7 @@ type memory struct {
 	closing    sync.Once
 	known      sync.Once // it is in remembering
 	sweeping   atomic.Bool
+	lost       error // why Close could not give something back; read after it
 	returning  atomic.Pointer[returning]
 }
 
@@ -345,6 +346,9 @@ func (c *Coalescer) giveBack(lots []unused, now localTime) {
 		_, err := db.ask(ctx, refund(from, ds, nil))
 		return err
 	})
+	if err != nil && c.memory.closed.Load() {
+		c.memory.lost = err
+	}
 	c.reportBatch(0, err)
 }
 

@@ -524,7 +524,7 @@ func ExampleHot() {
 func ExampleCoalescer() {
 	requests := ratelimit.TokenBucket("requests", 100, 24*time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
-	defer coalescer.Close()                       // after the server, before the pool
+	defer func() { _ = coalescer.Close(ctx) }()   // after the server, before the pool
 
 	var granted atomic.Int64
 	var wg sync.WaitGroup
@@ -545,7 +545,7 @@ func ExampleCoalescer() {
 func ExampleCoalescer_ahead() {
 	month := ratelimit.CalendarWindow("month", 100_000, ratelimit.Month)
 	coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: 50 * time.Millisecond}
-	defer coalescer.Close() // gives back what is ahead
+	defer func() { _ = coalescer.Close(ctx) }() // gives back what is ahead
 	for range 300 {
 		if _, err := limits.Consume(ctx, coalescer, month.Key("ann")); err != nil {
 			fmt.Println(err)
@@ -912,7 +912,7 @@ func ExampleCoalescer_lockTimeout() {
 	}
 	defer own.Close()
 	coalescer := &ratelimit.Coalescer{Pool: own}
-	defer coalescer.Close()
+	defer func() { _ = coalescer.Close(ctx) }()
 
 	searches := ratelimit.TokenBucket("searches", 100, time.Hour)
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

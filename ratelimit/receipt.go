@@ -35,8 +35,8 @@ type Receipt string
 type receipt struct {
 	Version int       `json:"v"`
 	Schema  string    `json:"schema,omitempty"` // of the limiter; empty: the default
-	At      time.Time `json:"at"`    // of the decision
-	RunAt   time.Time `json:"runAt"` // when the work was told to run
+	At      time.Time `json:"at"`               // of the decision
+	RunAt   time.Time `json:"runAt"`            // when the work was told to run
 	Taken   []taken   `json:"taken"`
 	more    optional
 	index   map[limitKey]int // positions in Taken; see find

@@ -164,7 +164,7 @@ type consumer struct {
 func consumers(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) []*consumer {
 	t.Helper()
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	t.Cleanup(coalescer.Close)
+	t.Cleanup(func() { _ = coalescer.Close(context.WithoutCancel(t.Context())) })
 	var all []*consumer
 	for _, kind := range []string{"token bucket", "fixed window"} {
 		add := func(name string, consume func(ctx context.Context, request ratelimit.Request) (ratelimit.Result, error)) {

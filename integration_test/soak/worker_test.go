@@ -350,7 +350,7 @@ func (w *worker) close(r *report) {
 		}
 		return true
 	}
-	w.coalescer.Close()
+	_ = w.coalescer.Close(context.Background())
 	for name, pool := range map[string]*pgxpool.Pool{"pool": w.pool, coalesced: w.shared} {
 		if !soon(func() bool { return pool.Stat().AcquiredConns() == 0 }) {
 			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of the %s are in use", pool.Stat().AcquiredConns(), name))
