@@ -116,7 +116,7 @@ func TestOnceAndHold(t *testing.T) {
 		a := ratelimit.FixedWindow("a", 10, 1000*time.Hour).Key("k")
 		h.once(false, "counted", a)
 		h.refused(ratelimit.ReasonSettled, "counted", time.Minute, a)
-		h.refused(ratelimit.ReasonSettled, "counted", ratelimit.NoEnd, a)
+		h.refused(ratelimit.ReasonSettled, "counted", ratelimit.Forever, a)
 		h.lost("counted", a.Count(1)) // nobody settles it,
 		h.release("counted", a)       // nor makes it be forgotten
 		h.once(true, "counted", a)
@@ -159,7 +159,7 @@ func TestOnceRefuses(t *testing.T) {
 		"no id":      {"", time.Hour, []ratelimit.Request{a}, "id"},
 		"a token":    {"~x", time.Hour, []ratelimit.Request{a}, "id"},
 		"no keep":    {"x", 0, []ratelimit.Request{a}, "keep 0s"},
-		"forever":    {"x", ratelimit.NoEnd, []ratelimit.Request{a}, "keep -2562047h"},
+		"forever":    {"x", ratelimit.Forever, []ratelimit.Request{a}, "keep -2562047h"},
 		"too long":   {"x", 367 * 24 * time.Hour, []ratelimit.Request{a}, "keep"},
 		"too short":  {"x", 99 * time.Millisecond, []ratelimit.Request{a}, "keep"},
 		"slots":      {"x", time.Hour, []ratelimit.Request{ratelimit.Slots("slots", 2).Key("k")}, "which only Hold takes"},

@@ -70,7 +70,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 					}
 				}, map[string]int{"UpdateHold": 1}, 1},
 				{"a hold without an end", func(pool *pgxpool.Pool, r ratelimit.Request) {
-					if held, err := limits.Hold(t.Context(), pool, "a", ratelimit.NoEnd, r); err != nil || !held.Expires.IsZero() || held.Token != "a" {
+					if held, err := limits.Hold(t.Context(), pool, "a", ratelimit.Forever, r); err != nil || !held.Expires.IsZero() || held.Token != "a" {
 						t.Errorf("%+v, %v", held, err)
 					}
 					settle(pool, "a", false, r.Count(1))
@@ -243,7 +243,7 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 			VALUES ($1, 'a', 0, 1, least($2::float8, $3::float8), now() - $4::interval) RETURNING value, ts`, name, value, capacity, ago).Scan(&value, &ts); err != nil {
 			t.Fatal(err)
 		}
-		ttl := []time.Duration{time.Minute, 12345678 * time.Microsecond, 366 * 24 * time.Hour, ratelimit.NoEnd}[random.IntN(4)]
+		ttl := []time.Duration{time.Minute, 12345678 * time.Microsecond, 366 * 24 * time.Hour, ratelimit.Forever}[random.IntN(4)]
 		call := func(l *ratelimit.Limiter) (ratelimit.Result, time.Time, error) {
 			held, err := l.Hold(t.Context(), pool, "id", ttl, limit.Key("a").Count(count))
 			return resultOf(held, err), held.Expires, err

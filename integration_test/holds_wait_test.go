@@ -155,7 +155,7 @@ func TestAHoldIsExtendedByItsToken(t *testing.T) {
 		"with requests": func() error {
 			return second(limits.Hold(t.Context(), pool, held.Token, time.Minute, slots.Key("acme")))
 		},
-		"without an end":        func() error { return second(limits.Hold(t.Context(), pool, held.Token, ratelimit.NoEnd)) },
+		"without an end":        func() error { return second(limits.Hold(t.Context(), pool, held.Token, ratelimit.Forever)) },
 		"a token that is wrong": func() error { return second(limits.Hold(t.Context(), pool, held.Token[:40], time.Minute)) },
 	} {
 		if err := ask(); !errors.Is(err, ratelimit.ErrInvalid) {

@@ -367,7 +367,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.begun(func(conn *pgx.Conn) error { return second(c.limiter.Hold(c.ctx, conn, c.holdOf(), time.Minute)) })
 		},
 		"Hold: extended, to no end": func(c *failing) error {
-			return second(c.limiter.Hold(c.ctx, c.pool, c.holdOf(), ratelimit.NoEnd))
+			return second(c.limiter.Hold(c.ctx, c.pool, c.holdOf(), ratelimit.Forever))
 		},
 		"Release: a receipt": func(c *failing) error {
 			result, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(0))
@@ -385,7 +385,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Once: keep":          func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
 		"Once: slots":         func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
 		"During: no function": func(c *failing) error { return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request()) },
-		"During: no end":      func(c *failing) error { return c.during(c.pool, ratelimit.NoEnd, using()) },
+		"During: no end":      func(c *failing) error { return c.during(c.pool, ratelimit.Forever, using()) },
 		"During: a connection": func(c *failing) error {
 			return c.during(acquire(c.T, reconfigured(c.T, c.pool, func(*pgxpool.Config) {})), time.Minute, using())
 		},

@@ -43,7 +43,7 @@ const settleTimeout = 10 * time.Second
 // The error is fn's, joined to an [ErrHoldLost] if the hold was lost or could not be extended in time. It is ErrHoldLost alone if fn returned nil. It is [ErrInvalid], after all was settled, if fn names as used what was not held. If Settle fails for 10 seconds, the error is its error, and the hold
 // ends by itself.
 //
-// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with [NoEnd],
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with [Forever],
 // it is ErrInvalid. All holds of a Limiter on a pool are extended together, every third of a ttl, on a connection of their own. It is one more than the *pgxpool.Pool
 // has; of a *sql.DB, it is one of its connections, as long as any fn runs, so it needs two.
 func (l *Limiter) During(
@@ -88,7 +88,7 @@ func (l *Limiter) during(
 		return unasked, err
 	case fn == nil:
 		return unasked, invalidCall(requests, "the function is nil")
-	case ttl == NoEnd:
+	case ttl == Forever:
 		return unasked, invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
 	case ttl < minTTL || ttl > maxTTL:
 		return unasked, invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))

@@ -230,11 +230,11 @@ func ExampleSlots() {
 	projects := ratelimit.Slots("projects", 1) // of each team
 
 	// In the transaction that inserts the project:
-	if _, err := limits.Hold(ctx, pool, "project 17", ratelimit.NoEnd, projects.Key("team 7")); err != nil {
+	if _, err := limits.Hold(ctx, pool, "project 17", ratelimit.Forever, projects.Key("team 7")); err != nil {
 		fmt.Println(err)
 		return
 	}
-	_, err := limits.Hold(ctx, pool, "project 18", ratelimit.NoEnd, projects.Key("team 7"))
+	_, err := limits.Hold(ctx, pool, "project 18", ratelimit.Forever, projects.Key("team 7"))
 	fmt.Println("a second project:", errors.Is(err, ratelimit.ErrDenied))
 
 	// In the transaction that deletes it:
@@ -242,7 +242,7 @@ func ExampleSlots() {
 		fmt.Println(released, err)
 		return
 	}
-	_, err = limits.Hold(ctx, pool, "project 18", ratelimit.NoEnd, projects.Key("team 7"))
+	_, err = limits.Hold(ctx, pool, "project 18", ratelimit.Forever, projects.Key("team 7"))
 	fmt.Println("after that:", err)
 	// Output:
 	// a second project: true

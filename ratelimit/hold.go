@@ -43,9 +43,9 @@ type Held struct {
 	sentAt time.Time // when the statement was sent, on a connection that was there
 }
 
-// NoEnd is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No computation of durations yields it.
+// Forever is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No computation of durations yields it.
 // [Limiter.During] and [Limiter.Once] refuse it.
-const NoEnd time.Duration = math.MinInt64
+const Forever time.Duration = math.MinInt64
 
 // Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work is settled or released, or
 // when ttl is over: it is for work that may die. Tokens come back by the rule of [Limiter.Refund], and slots as they are.
@@ -55,7 +55,7 @@ const NoEnd time.Duration = math.MinInt64
 // id is the caller's name for the work: a job, not a worker. Put into it what makes it one: the customer, the kind of
 // work, its number. A key that customers share, as of Global, knows the ids of all, and refuses one for a day after it
 // was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to 366
-// days, or [NoEnd]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
+// days, or [Forever]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
@@ -85,7 +85,7 @@ func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration,
 		return held, Result{}, err
 	}
 	h := &holding{id: id, ttl: ttl}
-	if ttl != NoEnd {
+	if ttl != Forever {
 		h.uuid = newUUID()
 	}
 	var result Result
@@ -102,7 +102,7 @@ func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration,
 		At: result.At, Repeated: result.Repeated, Remaining: result.Remaining, ResetAt: result.ResetAt, Requests: result.Requests,
 		sentAt: result.held.sentAt,
 	}
-	if held.Token = id; ttl != NoEnd {
+	if held.Token = id; ttl != Forever {
 		held.Token = holdToken(h.uuid, id, result.Requests)
 		if err == nil {
 			held.Expires = result.held.until.Time()
@@ -254,7 +254,7 @@ func (h *holding) token128() any {
 
 // interval is the ttl as an argument.
 func (h *holding) interval() pgtype.Interval {
-	return pgtype.Interval{Microseconds: h.ttl.Microseconds(), Valid: h.ttl != NoEnd}
+	return pgtype.Interval{Microseconds: h.ttl.Microseconds(), Valid: h.ttl != Forever}
 }
 
 // matches reports whether the token says that a demand is for what is held: for tokens, and as many.
@@ -296,12 +296,12 @@ const (
 func (h *holding) validate(v verb) error {
 	if v == verbHold || v == verbOnce {
 		switch {
-		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == NoEnd && v == verbHold:
+		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == Forever && v == verbHold:
 			return nil
 		case v == verbOnce:
 			return fmt.Errorf("keep %v is not between %v and %v", h.ttl, minTTL, maxTTL)
 		}
-		return fmt.Errorf("ttl %v is not between %v and %v, nor NoEnd", h.ttl, minTTL, maxTTL)
+		return fmt.Errorf("ttl %v is not between %v and %v, nor Forever", h.ttl, minTTL, maxTTL)
 	}
 	read, err := readToken(h.token)
 	if err == nil {

@@ -270,7 +270,7 @@ func (h *holder) things(ctx context.Context) {
 	id, things := fmt.Sprint("thing ", h.IntN(12)), heldThings.Key(keyName(0))
 	if h.IntN(2) == 0 {
 		h.call(ctx, heldLine{Verb: "exists", ID: id, Limits: []string{heldThings.Name()}}, func(ctx context.Context, db ratelimit.DB, _ *heldLine) error {
-			_, err := h.limiter.Hold(ctx, db, id, ratelimit.NoEnd, things)
+			_, err := h.limiter.Hold(ctx, db, id, ratelimit.Forever, things)
 			return err
 		})
 		return
