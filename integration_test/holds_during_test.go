@@ -629,7 +629,7 @@ func TestWhatBreaksAtMostN(t *testing.T) {
 			now := time.Now()
 			limits, calls := ratelimit.Limiter{Clock: func() time.Time { return now }}, slow("calls", 10).Key("acme")
 			for _, repeated := range []bool{false, true, false} {
-				result, err := limits.Once(t.Context(), pool, "event", time.Hour, calls)
+				_, result, err := limits.Once(t.Context(), pool, "event", time.Hour, calls)
 				if err != nil || result.Repeated != repeated {
 					t.Errorf("%+v, %v, want repeated %v", result, err, repeated)
 				}

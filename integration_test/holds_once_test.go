@@ -19,8 +19,8 @@ import (
 // once wants a grant: repeated, or not.
 func (h holder) once(repeated bool, id string, requests ...ratelimit.Request) ratelimit.Result {
 	h.Helper()
-	result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
-	if err != nil || !result.OK || result.Repeated != repeated || (result.Receipt() == "") != repeated {
+	first, result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
+	if err != nil || !result.OK || first == repeated || result.Repeated != repeated || (result.Receipt() == "") != repeated {
 		h.Fatalf("Once %s: %+v, %v, want repeated: %v", id, result, err, repeated)
 	}
 	for _, s := range result.Requests {
@@ -34,9 +34,9 @@ func (h holder) once(repeated bool, id string, requests ...ratelimit.Request) ra
 // notOnce wants a denial.
 func (h holder) notOnce(reason ratelimit.Reason, id string, requests ...ratelimit.Request) {
 	h.Helper()
-	result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
+	first, result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
 	var denial *ratelimit.DeniedError
-	if !errors.As(err, &denial) || denial.Reason != reason || result.OK || result.Receipt() != "" {
+	if first || !errors.As(err, &denial) || denial.Reason != reason || result.OK || result.Receipt() != "" {
 		h.Fatalf("Once %s: %+v, %v, want a denial, %s", id, result, err, reason)
 	}
 }
@@ -165,7 +165,7 @@ func TestOnceRefuses(t *testing.T) {
 		"slots":      {"x", time.Hour, []ratelimit.Request{ratelimit.Slots("slots", 2).Key("k")}, "which only Hold takes"},
 		"no request": {"x", time.Hour, nil, "no requests"},
 	} {
-		if _, err := limits.Once(t.Context(), pool, row.id, row.keep, row.requests...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), row.text) {
+		if _, _, err := limits.Once(t.Context(), pool, row.id, row.keep, row.requests...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), row.text) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -212,7 +212,7 @@ func TestOnceOnACoalescer(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 40 {
 		wait.Go(func() {
-			if _, err := limits.Once(t.Context(), c, "event", time.Hour, a); err != nil {
+			if _, _, err := limits.Once(t.Context(), c, "event", time.Hour, a); err != nil {
 				t.Error(err)
 			}
 		})

@@ -505,7 +505,7 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 			return second(h.limits.Wait(h.Context(), h.db, r))
 		},
 		"Once": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
-			return second(h.limits.Once(h.Context(), h.db, "event", time.Hour, r))
+			return third(h.limits.Once(h.Context(), h.db, "event", time.Hour, r))
 		},
 		"Hold": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
 			return second(h.limits.Hold(h.Context(), h.db, "another", time.Minute, r))

@@ -157,7 +157,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 						return
 					}
 					for _, repeated := range []bool{false, true} {
-						result, err := limits.Once(t.Context(), pool, "event", time.Hour, r)
+						_, result, err := limits.Once(t.Context(), pool, "event", time.Hour, r)
 						if err != nil || result.Repeated != repeated || (result.Receipt() == "") != repeated {
 							t.Errorf("%+v, %v", result, err)
 						}
@@ -250,7 +250,7 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 		}
 		if ttl > 0 && limit.Config().Kind != "slots" && random.IntN(3) == 0 {
 			call = func(l *ratelimit.Limiter) (ratelimit.Result, time.Time, error) {
-				result, err := l.Once(t.Context(), pool, "id", ttl, limit.Key("a").Count(count))
+				_, result, err := l.Once(t.Context(), pool, "id", ttl, limit.Key("a").Count(count))
 				return result, time.Time{}, err
 			}
 		}
@@ -419,7 +419,7 @@ func TestAJobThatIsDeliveredAtOnce(t *testing.T) {
 					again := false
 					err := inLevel(t, &limits, all, level, func(db ratelimit.DB) (err error) {
 						if strings.HasPrefix(name, "once") {
-							result, err := limits.Once(t.Context(), db, fmt.Sprint("job ", job), time.Hour, requests...)
+							_, result, err := limits.Once(t.Context(), db, fmt.Sprint("job ", job), time.Hour, requests...)
 							again = result.Repeated
 							return err
 						}

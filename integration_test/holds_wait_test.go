@@ -193,7 +193,7 @@ func TestAnIDIsKnownForLongerByOnce(t *testing.T) {
 	for day, repeated := range []bool{false, true, true, false} {
 		held, err := limits.Hold(t.Context(), pool, "stripe/1", time.Minute, slots.Key("acme"))
 		succeeds(t, err)
-		result, err := limits.Once(t.Context(), pool, "stripe/1", 72*time.Hour, handled.Global())
+		_, result, err := limits.Once(t.Context(), pool, "stripe/1", 72*time.Hour, handled.Global())
 		if err != nil || result.Repeated != repeated {
 			t.Errorf("day %d: %+v, %v", day, result, err)
 		}

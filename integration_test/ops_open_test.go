@@ -214,6 +214,8 @@ func TestAnOpenedLimiterTakesItsListAlone(t *testing.T) {
 
 func second[A any](_ A, err error) error { return err }
 
+func third[A, B any](_ A, _ B, err error) error { return err }
+
 // TestOpenByTheApplicationsRole takes rights away, one part after another. Each error names its part, and what to grant or to switch off.
 func TestOpenByTheApplicationsRole(t *testing.T) {
 	t.Parallel()

@@ -175,7 +175,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			return err
 		})
 		attack("once", "42501", func(ctx context.Context, db handle) error {
-			_, err := limiter.Once(ctx, db, "theirs", time.Hour, bucket.Key("acme", "ann"))
+			_, _, err := limiter.Once(ctx, db, "theirs", time.Hour, bucket.Key("acme", "ann"))
 			return err
 		})
 		attack("release by hand", "", func(ctx context.Context, db handle) error {

@@ -81,7 +81,7 @@ func verbCalls(c *failing, db ratelimit.DB, r ratelimit.Request) map[string]func
 		"Settle":       func() error { return second(l.Settle(ctx, db, holdToken, r)) },
 		"Release":      func() error { return second(l.Release(ctx, db, holdToken, r)) },
 		"During":       func() error { return l.During(ctx, db, "work", time.Minute, noWork, r) },
-		"Once":         func() error { return second(l.Once(ctx, db, "event", time.Hour, r)) },
+		"Once":         func() error { return third(l.Once(ctx, db, "event", time.Hour, r)) },
 		"ConsumeEach":  func() error { return second(l.ConsumeEach(ctx, db, r)) },
 		"Override":     func() error { return second(l.Override(ctx, db, r, ratelimit.Terms{Forever: true}, ratelimit.Rate(2))) },
 		"Block":        func() error { return second(l.Block(ctx, db, r, ratelimit.Terms{Forever: true})) },
@@ -301,7 +301,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: half a slot": func(c *failing) error {
 			return second(c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.slots().Count(1.5)))
 		},
-		"Once: an empty id": func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "", time.Hour, c.request())) },
+		"Once: an empty id": func(c *failing) error { return third(c.limiter.Once(c.ctx, c.pool, "", time.Hour, c.request())) },
 		"InTx: Hot of an empty key": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Hot(c.limit.Key("")))
 		},
@@ -380,10 +380,10 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			})
 		},
 		"Once: in memory": func(c *failing) error {
-			return second(c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request()))
+			return third(c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request()))
 		},
-		"Once: keep":          func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
-		"Once: slots":         func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
+		"Once: keep":          func(c *failing) error { return third(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
+		"Once: slots":         func(c *failing) error { return third(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
 		"During: no function": func(c *failing) error { return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request()) },
 		"During: no end":      func(c *failing) error { return c.during(c.pool, ratelimit.Forever, using()) },
 		"During: a connection": func(c *failing) error {

@@ -224,7 +224,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 		}
 	case "once":
 		repeat(func(ctx context.Context, db ratelimit.DB) error {
-			_, err := p.asks.Once(ctx, db, fmt.Sprintf("event %d", w.step), ttl, requests...)
+			_, _, err := p.asks.Once(ctx, db, fmt.Sprintf("event %d", w.step), ttl, requests...)
 			return err
 		})
 	case "consume":

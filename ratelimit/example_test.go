@@ -211,8 +211,8 @@ func ExampleLimiter_Once() {
 	}
 	for _, event := range []call{{"event 1", "acme"}, {"event 1", "acme"}, {"event 1", "acme"}} {
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			result, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
-			if err != nil || result.Repeated { // denied; or it was handled before
+			first, _, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
+			if err != nil || !first { // denied; or it was handled before
 				return err
 			}
 			return handle(ctx, tx, event)

@@ -207,22 +207,26 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 }
 
 // Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call for the id, within keep,
-// takes nothing and is granted, Repeated, also when there are no tokens left. A denial is not remembered: the event may be tried again.
+// takes nothing and is granted, but not the first, also when there are no tokens left. A denial is not remembered: the event may be tried again.
 //
-//	result, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, calls.Key(customer))
+//	first, _, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, calls.Key(customer))
+//	if err != nil || !first {
+//		return err
+//	}
 //
 // Call it in the transaction that handles the event: if that rolls back, the next delivery counts. On a pool, the id is counted although the
-// handler fails afterwards: there it is for counting alone, and a Repeated event must be handled all the same. It is not needed in a transaction that
+// handler fails afterwards: there it is for counting alone, and a repeated event must be handled all the same. It is not needed in a transaction that
 // inserts the event itself, with ON CONFLICT DO NOTHING: consume there if the row is new.
 //
 // id is as for [Limiter.Hold]. It counts for each limit and key by itself: if one of several knows it, nothing is taken of any. keep is 100 ms to 366 days:
 // longer than the event may be delivered again. After it, the id counts anew, and a sweep deletes its row.
 //
-// It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots are [ErrInvalid]. After [ErrUnknownOutcome], call it again. A
-// Repeated result has no numbers and no receipt. That of the first call can be refunded: the id stays counted. A [Coalescer] sends it to
+// It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots are [ErrInvalid]. After [ErrUnknownOutcome], call it again. The
+// result of a repeated event has no numbers and no receipt. That of the first call can be refunded: the id stays counted. A [Coalescer] sends it to
 // its Pool, alone. An id that [Limiter.Hold] has used for the limit and key is known, too: use other ids for events than for work.
-func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
+func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (first bool, result Result, err error) {
+	result, err = l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
+	return err == nil && !result.Repeated, result, err
 }
 
 const (

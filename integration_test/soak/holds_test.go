@@ -304,7 +304,7 @@ func (h *holder) once(ctx context.Context) {
 	id := h.job("event")
 	budget := heldBudget.Key(keyOf(id)).Count(heldCount)
 	h.call(ctx, heldLine{Verb: "once", ID: id, Limits: []string{heldBudget.Name()}}, func(ctx context.Context, db ratelimit.DB, l *heldLine) error {
-		result, err := h.limiter.Once(ctx, db, id, time.Minute, budget)
+		_, result, err := h.limiter.Once(ctx, db, id, time.Minute, budget)
 		if l.Outcome = ""; err == nil && result.Repeated {
 			l.Outcome = repeated
 		}
