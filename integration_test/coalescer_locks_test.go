@@ -143,7 +143,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 						return err
 					}, ratelimit.Isolation(pgx.ReadCommitted))
 				case 3:
-					err = limiter.Reset(t.Context(), pool, requests...)
+					err = limiter.Reset(t.Context(), pool, keysOf(requests...)...)
 				}
 				if err == nil {
 					granted[way].Add(1)

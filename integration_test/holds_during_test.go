@@ -46,7 +46,7 @@ func onEveryPool(t *testing.T, test func(t *testing.T, db ratelimit.DB, beside *
 	})
 	on("Coalescer", func(t *testing.T, url string) ratelimit.DB {
 		c := &ratelimit.Coalescer{Pool: connect(t, url, 2)}
-		t.Cleanup(c.Close)
+		t.Cleanup(func() { closeCoalescer(t, c) })
 		return c
 	})
 	for _, driver := range drivers {

@@ -149,7 +149,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 				_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), requests...), requests...)
 				return err
 			})
-			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db handle) error { return limiter.Reset(ctx, db, requests...) })
+			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db handle) error { return limiter.Reset(ctx, db, keysOf(requests...)...) })
 		}
 		slot, token := renders.Key("acme", "ann"), bucket.Key("acme", "bob")
 		attack("hold", "42501", func(ctx context.Context, db handle) error {

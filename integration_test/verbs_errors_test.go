@@ -450,9 +450,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Unblock: a count": func(c *failing) error { return verbCalls(c, c.pool, c.request().Count(2))["Unblock"]() },
 
 		"QueueConsume: no batch": func(c *failing) error { return second(c.limiter.QueueConsume(c.ctx, nil, c.request())) },
-		"InTx: Hot with a count": func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Hot(c.request().Count(2)))
-		},
 		"InTx: Hot inside Hot": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, _ pgx.Tx) error {
 				return c.limiter.InTx(ctx, c.pool, c.consumed, ratelimit.Hot(c.request()))

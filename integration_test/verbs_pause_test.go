@@ -28,7 +28,7 @@ func (w world) pause(lasts time.Duration, requests ...ratelimit.Request) {
 
 func (w world) resume(requests ...ratelimit.Request) {
 	w.Helper()
-	w.do(w.limiter.Resume(w.Context(), w.db, requests...))
+	w.do(w.limiter.Resume(w.Context(), w.db, keysOf(requests...)...))
 }
 
 // paused wants a key to be shown as paused until then; zero: as not paused.

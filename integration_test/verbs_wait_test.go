@@ -228,7 +228,7 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 			db := ratelimit.DB(pool)
 			if on == "coalescer" {
 				c := &ratelimit.Coalescer{Pool: pool}
-				t.Cleanup(c.Close)
+				t.Cleanup(func() { closeCoalescer(t, c) })
 				db = c
 			}
 			limit := ratelimit.TokenBucket("third party", 20, time.Second, ratelimit.Capacity(1))
@@ -266,7 +266,7 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 // waitHandles are the handles of one pool on which Wait is allowed.
 func waitHandles(t *testing.T, pool *pgxpool.Pool) map[string]ratelimit.DB {
 	c := &ratelimit.Coalescer{Pool: pool}
-	t.Cleanup(c.Close)
+	t.Cleanup(func() { closeCoalescer(t, c) })
 	return map[string]ratelimit.DB{"pool": pool, "coalescer": c}
 }
 

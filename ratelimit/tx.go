@@ -170,10 +170,13 @@ func (l *Limiter) beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.
 				}
 			}
 			err := fn(ctx, tx)
-			if err != nil && errors.Is(rollBack(ctx, tx.Rollback), pgx.ErrTxClosed) {
-				return endedByFunction(err)
+			if err == nil || !errors.Is(rollBack(ctx, tx.Rollback), pgx.ErrTxClosed) {
+				return err
 			}
-			return err
+			if inMemory, ok := tx.(interface{ Committed() bool }); ok && !inMemory.Committed() { // of others, nobody knows
+				return err
+			}
+			return endedByFunction(err)
 		},
 		commit:   tx.Commit,
 		rollback: tx.Rollback,

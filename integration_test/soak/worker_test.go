@@ -106,7 +106,7 @@ func (c call) requests() []ratelimit.Request {
 	var requests []ratelimit.Request
 	for _, a := range c.Asks {
 		request := subjects[a.Subject].Key(a.Key)
-		if c.Verb != "take" {
+		if c.Verb != "take" && c.Verb != "balance" && c.Verb != "reset" { // which are about keys
 			request = request.Count(a.Count)
 		}
 		requests = append(requests, request)
