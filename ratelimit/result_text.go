@@ -14,9 +14,6 @@ func (r Request) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("limit", r.limit.logName()), tokens("count", r.tokens))
 }
 
-// String is what LogValue logs.
-func (r Request) String() string { return r.LogValue().String() }
-
 // LogValue implements [slog.LogValuer], without the key.
 func (s Status) LogValue() slog.Value {
 	attrs := []slog.Attr{
@@ -28,9 +25,6 @@ func (s Status) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// String is what LogValue logs.
-func (s Status) String() string { return s.LogValue().String() }
-
 // LogValue implements [slog.LogValuer]: the names of the limits and the result, without keys.
 func (r Result) LogValue() slog.Value {
 	attrs := []slog.Attr{limitsAttr(r.Requests), slog.Bool("ok", r.OK), tokens("remaining", r.Remaining)}
@@ -40,16 +34,10 @@ func (r Result) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// String is what LogValue logs.
-func (r Result) String() string { return r.LogValue().String() }
-
 // LogValue implements [slog.LogValuer]: the names of the limits and when the work may run, without keys.
 func (r Reservation) LogValue() slog.Value {
 	return slog.GroupValue(limitsAttr(r.Requests), slog.Time("retry_at", r.RetryAt), slog.Duration("delay", r.Delay), tokens("remaining", r.Remaining))
 }
-
-// String is what LogValue logs.
-func (r Reservation) String() string { return r.LogValue().String() }
 
 // LogValue implements [slog.LogValuer]: the names of the limits and when the hold ends, without keys and token.
 func (h Held) LogValue() slog.Value {
@@ -59,9 +47,6 @@ func (h Held) LogValue() slog.Value {
 	}
 	return slog.GroupValue(attrs...)
 }
-
-// String is what LogValue logs.
-func (h Held) String() string { return h.LogValue().String() }
 
 // LogValue implements [slog.LogValuer], without the key.
 func (b Balance) LogValue() slog.Value {
@@ -74,9 +59,6 @@ func (b Balance) LogValue() slog.Value {
 	}
 	return slog.GroupValue(attrs...)
 }
-
-// String is what LogValue logs.
-func (b Balance) String() string { return b.LogValue().String() }
 
 // logName is the limit's name. That of an invalid limit may be of any length, and not even UTF-8.
 func (l *Limit) logName() string {
