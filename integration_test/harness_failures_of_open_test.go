@@ -147,6 +147,22 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 				func(*ratelimit.Options) {})
 		}},
 
+		"Close: a Coalescer, and a call is under way when the context ends": {by: "Close", is: context.Canceled, gone: 1, bare: true, do: func(c *failing) (closed error) {
+			coalescer := &ratelimit.Coalescer{Pool: c.pool}
+			coalescer.OnBatch = func(int) { closed = coalescer.Close(ended(c.ctx)) }
+			succeeds(c, second(c.limiter.Consume(c.ctx, coalescer, c.request())))
+			closeCoalescer(c, coalescer)
+			return closed
+		}},
+		"Close: a Coalescer, and what is ahead cannot come back": {by: "Close", bare: true, do: func(c *failing) error {
+			pool := reconfigured(c.T, c.pool, func(*pgxpool.Config) {})
+			coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: time.Second}
+			for range 100 {
+				succeeds(c, second(new(ratelimit.Limiter).Consume(c.ctx, coalescer, slow("ahead", 1e6).Global())))
+			}
+			pool.Close()
+			return coalescer.Close(c.ctx)
+		}},
 		"Close: a call is under way when the context ends": {by: "Close", is: context.Canceled, gone: 1, bare: true, do: func(c *failing) (closed error) {
 			var limits *ratelimit.Limiter
 			limits = c.opened(func(o *ratelimit.Options) {

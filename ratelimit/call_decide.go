@@ -13,7 +13,7 @@ import (
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, err error) {
 	c = call{verb: v, schema: l.Schema, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.overrides}
-	if err = l.changed(); err != nil {
+	if err = l.changed(requests); err != nil {
 		return c, err
 	}
 	if c.does.refunds {

@@ -83,11 +83,11 @@ func (l *Limiter) fields() fields {
 }
 
 // changed is the error of a Limiter of Open whose fields are not those of its Options.
-func (l *Limiter) changed() error {
+func (l *Limiter) changed(asked []Request) error {
 	if l.life == nil || l.fields() == l.life.fields {
 		return nil
 	}
-	return fmt.Errorf("%w: a field of the Limiter was changed after Open: set it in Options", ErrInvalid)
+	return invalidCall(asked, "a field of the Limiter was changed after Open: set it in Options")
 }
 
 // now is the time of [Limiter.Clock]; NULL: there is none, and that of the database counts.

@@ -177,7 +177,7 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 	if r.err == nil && r.limit.name == "" {
 		r.err = r.limit.Validate()
 	}
-	if err := l.changed(); err != nil {
+	if err := l.changed(asked); err != nil {
 		return args, err
 	}
 	_, coalesces := coalescerOf(db)
