@@ -270,7 +270,7 @@ func TestPauseRefuses(t *testing.T) {
 			"a calendar":      {time.Minute, []ratelimit.Request{ratelimit.CalendarWindow("month", 3, ratelimit.Month).Key("ann")}, "is no token bucket"},
 			"slots":           {time.Minute, []ratelimit.Request{ratelimit.Slots("slots", 3).Key("ann")}, "slots"},
 			"unlimited":       {time.Minute, []ratelimit.Request{ratelimit.Unlimited("free").Key("ann")}, "is no token bucket"},
-			"one key twice":   {time.Minute, []ratelimit.Request{bucket, bucket.Count(2)}, "two requests for one key"},
+			"one key twice":   {time.Minute, []ratelimit.Request{bucket, bucket.Count(1)}, "two requests for one key"},
 			"nothing":         {time.Minute, nil, "no requests"},
 			"a debt":          {time.Minute, []ratelimit.Request{bucket.Count(-1)}, "count -1"},
 			"a year":          {366 * 24 * time.Hour, []ratelimit.Request{bucket}, "longer than 31 days"},

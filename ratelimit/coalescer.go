@@ -48,7 +48,7 @@ type Coalescer struct {
 	AsyncCommit bool
 
 	// Pace is the least time between the starts of two statements, for floods. Then more calls share each statement, and
-	// the processors have time for other work. The default, 0, is no pace. It is 0.1 ms to 1 s; anything else is
+	// the processors have time for other work. The default, 0, is no pace. It is 0.1 ms to 10 s; anything else is
 	// [ErrInvalid], at the first call. With 3 ms, there are at most 333 statements a
 	// second, and a call, or [Coalescer.Close], waits up to 3 ms longer. After 3 ms without a statement, there is no wait.
 	//
@@ -92,8 +92,11 @@ type Coalescer struct {
 	memory memory // with Ahead
 }
 
-// leastPace is shorter than any statement.
-const leastPace = 100 * time.Microsecond
+// The bounds of a pace: any statement is longer than the least.
+const (
+	leastPace = 100 * time.Microsecond
+	mostPace  = 10 * time.Second
+)
 
 // coalescer lets coalescerOf find a Coalescer in a DB.
 func (c *Coalescer) coalescer() *Coalescer { return c }
@@ -147,8 +150,8 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 	if _, err := inschema.Text("", asked.schema); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	if c.Pace != 0 && (c.Pace < leastPace || c.Pace > time.Second) {
-		return fmt.Errorf("%w: a Coalescer's Pace of %v is not between %v and 1s (a bare number in Go is nanoseconds)", ErrInvalid, c.Pace, leastPace)
+	if c.Pace != 0 && (c.Pace < leastPace || c.Pace > mostPace) {
+		return fmt.Errorf("%w: a Coalescer's Pace of %v is not between %v and %v (a bare number in Go is nanoseconds)", ErrInvalid, c.Pace, leastPace, mostPace)
 	}
 	foreseeable, queued := false, false
 	if c.Ahead != 0 {
