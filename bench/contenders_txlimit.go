@@ -148,7 +148,7 @@ func openUnlimited(ctx context.Context, e *env, o setting) (*opened, error) {
 		return nil, err
 	}
 	coalescer, limit := &ratelimit.Coalescer{Pool: pool}, ratelimit.Unlimited("unlimited")
-	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+	e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 	return &opened{take: func(ctx context.Context, key string) (bool, error) {
 		_, err := limits.Consume(ctx, coalescer, limit.Key(key))
 		return decision(err)
@@ -164,7 +164,7 @@ func openCoalescedWith(ctx context.Context, e *env, o setting, async bool) (*ope
 }
 
 func coalescedOn(e *env, coalescer *ratelimit.Coalescer, o setting) *opened {
-	e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+	e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 	limit := o.limit(1)
 	return &opened{take: func(ctx context.Context, key string) (bool, error) {
 		_, err := limits.Consume(ctx, coalescer, limit.Key(key))

@@ -52,7 +52,7 @@ func aheadTwoLimits(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 		coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: ahead}
-		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+		e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 		sides = append(sides, &side{name: fmt.Sprintf("Ahead %v", ahead), goroutines: goroutines, call: func(ctx context.Context, worker int) error {
 			_, err := limits.Consume(ctx, coalescer, month.Key(ownKey(worker)), minute.Key(ownKey(worker)))
 			return err
@@ -174,7 +174,7 @@ func aheadFlood(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 		coalescer := &ratelimit.Coalescer{Pool: own, Ahead: ahead}
-		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+		e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 		probe := func(ctx context.Context, i int) error {
 			_, err := limits.Consume(ctx, coalescer, scarce.Key(ownKey(i)))
 			return err

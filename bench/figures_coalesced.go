@@ -146,7 +146,7 @@ func coalescedCalendar(ctx context.Context, e *env) (outcome, error) {
 		var db ratelimit.DB = pool
 		if coalesces {
 			coalescer := &ratelimit.Coalescer{Pool: pool}
-			e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+			e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 			db = coalescer
 		}
 		return &side{name: name, goroutines: goroutines, call: func(ctx context.Context, worker int) error {

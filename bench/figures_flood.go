@@ -75,7 +75,7 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 		coalescer := &ratelimit.Coalescer{Pool: own, AsyncCommit: true, Pace: floodPace}
-		e.undos = append(e.undos, func() error { coalescer.Close(); return nil })
+		e.undos = append(e.undos, func() error { return coalescer.Close(context.Background()) })
 
 		before, bare := &floodWay{name: "before"}, &floodWay{name: "flood, refused without a limiter", bare: true}
 		settings := &floodWay{name: "flood, with the documented settings", db: coalescer}

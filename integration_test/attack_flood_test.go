@@ -52,7 +52,7 @@ func grown(before, after uint64, n int) bool {
 // floodWays are the ways in which a flood can reach the limiter.
 func floodWays(t *testing.T, pool *pgxpool.Pool) map[string]func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	t.Cleanup(coalescer.Close)
+	t.Cleanup(func() { closeCoalescer(t, coalescer) })
 	return map[string]func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error{
 		"pool": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
 			_, err := limiter.Consume(ctx, pool, request)

@@ -94,7 +94,7 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 			needsSession(t, "since pgx sends nothing by the simple protocol with standard_conforming_strings=off")
 		}
 		coalescer := &ratelimit.Coalescer{Pool: reconfigured(t, pool, func(c *pgxpool.Config) { startWith(t, c.ConnConfig, settings) })}
-		t.Cleanup(coalescer.Close)
+		t.Cleanup(func() { closeCoalescer(t, coalescer) })
 		return coalescer
 	}})
 	for _, driver := range drivers {
@@ -368,7 +368,7 @@ func nothingIsSent(t *testing.T, pool *pgxpool.Pool) {
 	var limiter ratelimit.Limiter
 	request := ratelimit.TokenBucket("unsent", 10, time.Hour).Key("k")
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	batch := &pgx.Batch{}
 	batch.Queue("SELECT 1")
 	if _, err := limiter.QueueConsume(t.Context(), batch, request); err != nil {

@@ -110,7 +110,7 @@ func TestAheadKeepsThePromise(t *testing.T) {
 	}
 	wg.Wait()
 	for _, c := range coalescers {
-		c.Close()
+		closeCoalescer(t, c)
 	}
 	if over := granted[0].over(500+1000*ahead.Seconds(), 1000); over > 1e-6 {
 		t.Errorf("the bucket granted %v more than it promises", over)
@@ -270,7 +270,7 @@ func TestAhead(t *testing.T) {
 		t.Errorf("%v, want context.Canceled", err)
 	}
 	calls := observed.Load() - 6 - 1 // the refund, the charge, the hold, the resets, and the canceled call
-	c.Close()
+	closeCoalescer(t, c)
 	if counted.Load() != calls {
 		t.Errorf("OnBatch was told of %d calls, want %d", counted.Load(), calls)
 	}

@@ -33,7 +33,7 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 		defer mu.Unlock()
 		shares[calls]++
 	}}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 
 	type customer struct{ quota, pace ask }
 	var customers []customer
@@ -229,7 +229,7 @@ func TestCallsThatShareNoStatementGoToThePool(t *testing.T) {
 	})
 	waiting(t, pool, 1)
 	wg.Go(func() {
-		coalescer.Close()
+		closeCoalescer(t, coalescer)
 		closed.Store(true)
 	})
 	eventually(t, "the Coalescer takes no more calls", func() bool {

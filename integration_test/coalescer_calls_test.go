@@ -37,7 +37,7 @@ func playBatches(t *testing.T, rounds int) {
 	r := newRand(t)
 	together, apart := newPool(t, 6), newPool(t, 1)
 	coalescer := &ratelimit.Coalescer{Pool: together}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limiter, clock := newLimiter()
 	type asked struct {
 		verb     string
@@ -158,7 +158,7 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 	schema := newPool(t, 2)
 	pool, s := traced(t, schema, 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit, alone := slow("limit", 100), slow("alone", 100).Global()
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), schema, alone); err != nil { // makes its row, which the plain UPDATE needs
@@ -194,7 +194,7 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit, other := slow("limit", 3), slow("other", 1)
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), pool, limit.Global().Count(3)); err != nil {
@@ -239,7 +239,7 @@ func TestCoalescerOnASerializableDatabase(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 2 { // two coalescers, as in two processes
 				coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}
-				defer coalescer.Close()
+				defer closeCoalescer(t, coalescer)
 				for range 10 {
 					wg.Go(func() {
 						for i := range 50 {
@@ -298,7 +298,7 @@ func TestCoalescerAsyncCommit(t *testing.T) {
 			want = "off"
 		}
 		coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: async}
-		defer coalescer.Close()
+		defer closeCoalescer(t, coalescer)
 		limit, sharded := slow("limit", 100), slow("sharded", 100, ratelimit.Shards(2))
 		var limiter ratelimit.Limiter
 		if _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); err != nil { // sent alone
@@ -332,7 +332,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	three, one := slow("limit", 90, ratelimit.Shards(3)), slow("limit", 90)
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), pool, three.Key("a")); err != nil {
@@ -351,7 +351,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
 	}
 	other := &ratelimit.Coalescer{Pool: pool} // it has no reason yet not to ask for sums
-	defer other.Close()
+	defer closeCoalescer(t, other)
 	release = holdFlights(t, other, pool)
 	more := enqueue(t, other, nil, one.Key("d").Count(40), one.Key("d").Count(40), one.Key("a"))
 	release()
@@ -400,7 +400,7 @@ func TestCoalescerOverGrant(t *testing.T) {
 		enough()
 		wg.Wait()
 		for _, coalescer := range coalescers {
-			coalescer.Close()
+			closeCoalescer(t, coalescer)
 		}
 	}()
 	hammer(t, func(ctx context.Context) (ratelimit.Result, error) { return take(ctx, "k") }).exact(t, 0)
@@ -412,7 +412,7 @@ func TestCoalescerInsertsARowThatIsFullForEveryPlan(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	small, large, used := slow("limit", 10), slow("limit", 20), slow("used", 1)
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), pool, used.Global()); err != nil {

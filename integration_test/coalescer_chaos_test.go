@@ -140,10 +140,10 @@ func TestCoalescerChaos(t *testing.T) {
 	every(300*time.Millisecond, func(r *rand.Rand) { // close
 		old := current.Swap(oneOf(r, &ratelimit.Coalescer{Pool: pool}, &ratelimit.Coalescer{Pool: pool, AsyncCommit: true},
 			&ratelimit.Coalescer{Pool: pool, Pace: 5 * time.Millisecond}))
-		old.Close()
+		closeCoalescer(t, old)
 	})
 	wg.Wait()
-	current.Load().Close()
+	closeCoalescer(t, current.Load())
 	t.Logf("%d granted, %d denied, %d cancelled, %d failed, %d on a closed one; %d kills, %d blockades", granted.Load(), denials.Load(),
 		cancelled.Load(), failed.Load(), closed.Load(), kills.Load(), blocks.Load())
 	if !isChaos() {

@@ -23,7 +23,7 @@ func refilledWhileWaiting(t *testing.T, rows bool, requests ...ratelimit.Request
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	var limiter ratelimit.Limiter
 	if rows { // otherwise the transaction makes the row
 		for _, request := range slices.Compact(slices.Clone(requests)) {

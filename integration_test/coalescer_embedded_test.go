@@ -16,7 +16,7 @@ func TestAStructThatEmbedsACoalescerCoalesces(t *testing.T) {
 	}
 	pool, s := traced(t, newPool(t, 2), 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	db := named{coalescer, "limits"}
 	var limiter ratelimit.Limiter
 	limit := slow("limit", 100)

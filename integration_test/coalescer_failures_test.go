@@ -61,7 +61,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	waitingFor(t, pool, tx)
 	cancel()
 	f.wg.Wait()
-	coalescer.Close() // returns, though the row is locked
+	closeCoalescer(t, coalescer) // returns, though the row is locked
 	for i, err := range f.errs {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("call %d: %v", i, err)
@@ -90,7 +90,7 @@ func TestCoalescerOneCallsErrorIsItsOwn(t *testing.T) {
 			pool := newPool(t, 4)
 			mustExec(t, pool, sql)
 			coalescer := &ratelimit.Coalescer{Pool: pool}
-			defer coalescer.Close()
+			defer closeCoalescer(t, coalescer)
 			limit := slow("limit", 5)
 			keys := []string{"a", "bad", "b", "a", "c", "bad", "d"}
 			var requests []ratelimit.Request
@@ -120,7 +120,7 @@ func failWhileWaiting(t *testing.T, keys int) {
 	t.Parallel()
 	pool := newPool(t, 8)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit := slow("limit", 100)
 	var limiter ratelimit.Limiter
 	if _, err := limiter.Consume(t.Context(), pool, limit.Key("0")); err != nil {
@@ -174,7 +174,7 @@ func TestCoalescerCloseDrains(t *testing.T) {
 	release := holdFlights(t, coalescer, pool)
 	f := enqueue(t, coalescer, nil, limit.Global(), limit.Global())
 	done := make(chan struct{})
-	go func() { coalescer.Close(); close(done) }()
+	go func() { closeCoalescer(t, coalescer); close(done) }()
 	var limiter ratelimit.Limiter
 	for {
 		// Calls join the queue until Close has begun.
@@ -199,7 +199,7 @@ func TestCoalescerCloseDrains(t *testing.T) {
 	if left := remaining(t, coalescer, limit.Global()); left < 97.99 || left > 98.01 {
 		t.Errorf("%v tokens are left, want 98", left)
 	}
-	coalescer.Close()
+	closeCoalescer(t, coalescer)
 }
 
 // The answer arrives before the commit. If Postgres refuses the commit, with any error, even one after which a statement is retried, each
@@ -229,7 +229,7 @@ func TestACommitThatFailsGrantsNothing(t *testing.T) {
 			t.Parallel()
 			pool, s := traced(t, newPool(t, 1), 6, map[string]string{"default_transaction_isolation": c.level})
 			coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: c.async}
-			defer coalescer.Close()
+			defer closeCoalescer(t, coalescer)
 			calls := func(requests ...ratelimit.Request) []error {
 				release := holdFlights(t, coalescer, pool)
 				f := enqueue(t, coalescer, nil, requests...)

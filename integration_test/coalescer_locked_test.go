@@ -121,7 +121,7 @@ func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 			pool, _ := traced(t, admin, 4, map[string]string{c.setting: map[string]string{"lock_timeout": "200ms", "statement_timeout": "2s"}[c.setting]})
 			coalescer := cmp.Or(c.db, &ratelimit.Coalescer{})
 			coalescer.Pool = pool
-			defer coalescer.Close()
+			defer closeCoalescer(t, coalescer)
 			var limiter ratelimit.Limiter
 			for _, requests := range c.calls {
 				for _, request := range requests {
@@ -158,7 +158,7 @@ func newCoalescer(t *testing.T, conns int) (*pgxpool.Pool, *ratelimit.Coalescer)
 	t.Helper()
 	pool := newPool(t, conns)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	t.Cleanup(coalescer.Close)
+	t.Cleanup(func() { closeCoalescer(t, coalescer) })
 	return pool, coalescer
 }
 
@@ -199,7 +199,7 @@ func TestAKeyThatTimedOutByItselfIsSentApart(t *testing.T) {
 	admin := newPool(t, 4)
 	pool, s := traced(t, admin, 4, map[string]string{"lock_timeout": "100ms"})
 	coalescer := &ratelimit.Coalescer{Pool: pool, Pace: time.Second} // a busy machine that needs longer to queue two calls tests less
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit := slow("limit", 1000)
 	a, b := limit.Key("a"), limit.Key("b")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -42,7 +42,7 @@ func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 6)
 			coalescer := &ratelimit.Coalescer{Pool: pool}
-			defer coalescer.Close()
+			defer closeCoalescer(t, coalescer)
 			limiter, clock := newLimiter()
 			for _, request := range slices.Compact(slices.Clone(requests)) {
 				if _, err := limiter.Consume(t.Context(), pool, request); err != nil {
@@ -143,7 +143,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 						return err
 					}, ratelimit.Isolation(pgx.ReadCommitted))
 				case 3:
-					err = limiter.Reset(t.Context(), pool, requests...)
+					err = limiter.Reset(t.Context(), pool, keysOf(requests...)...)
 				}
 				if err == nil {
 					granted[way].Add(1)
@@ -155,7 +155,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 	}
 	wg.Wait()
 	for _, coalescer := range coalescers {
-		coalescer.Close()
+		closeCoalescer(t, coalescer)
 	}
 	again := 0
 	for _, state := range s.failed {
@@ -191,7 +191,7 @@ func TestCoalescerLocksInTheOrderOfADirectCall(t *testing.T) {
 			pool := newPool(t, 6)
 			tracedPool, statements := traced(t, pool, 4, nil)
 			coalescer := &ratelimit.Coalescer{Pool: tracedPool}
-			defer coalescer.Close()
+			defer closeCoalescer(t, coalescer)
 			var limiter ratelimit.Limiter
 			if _, err := limiter.Consume(t.Context(), pool, c.first, c.second); err != nil {
 				t.Fatal(err)
@@ -242,7 +242,7 @@ func madeAnewWhileWaiting(t *testing.T, a, b ratelimit.Request) {
 	pool := newPool(t, 6)
 	tracedPool, s := traced(t, pool, 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: tracedPool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	var limiter ratelimit.Limiter
 	consume := func(db ratelimit.DB, request ratelimit.Request) {
 		t.Helper()

@@ -49,7 +49,7 @@ func TestCoalescerPace(t *testing.T) {
 	if err := errors.Join(f.errs...); err != nil || remaining(t, pool, limit.Global()) > 97.1 {
 		t.Errorf("%v; %v tokens are left, want 97", err, remaining(t, pool, limit.Global()))
 	}
-	coalescer.Close()
+	closeCoalescer(t, coalescer)
 	if !slices.Equal(batches, []int{1, 3}) {
 		t.Errorf("statements for %v calls, want 1 and 3", batches)
 	}

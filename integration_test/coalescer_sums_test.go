@@ -17,7 +17,7 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit, small := slow("limit", 100), slow("small", 50)
 	for i, batch := range []struct {
 		request        ratelimit.Request
@@ -44,7 +44,7 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit, other := slow("limit", 20), slow("other", 20)
 	window := ratelimit.FixedWindow("window", 20, 1000*time.Hour)
 	a, b, c := limit.Key("a"), limit.Key("b"), limit.Key("c")
@@ -91,7 +91,7 @@ func TestCoalescerSendsASumThatConflictsAsABatch(t *testing.T) {
 		CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION conflict()`)
 	pool, s := traced(t, schema, 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	expectStatements(t, 0, coalescer, pool, s, slices.Repeat([]ratelimit.Request{slow("limit", 100).Key("k")}, 20), 0, func(int) bool { return true },
 		map[string]int{"ratelimit._wire_consume(": 1, "ratelimit._coalesce(": 1})
 }

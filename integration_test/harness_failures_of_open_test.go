@@ -76,6 +76,16 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 		"Open: overrides and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) {
 			o.OverridesListen, o.NoOverrides = true, true
 		})},
+		"Open: a Recorder of another schema": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
+			return c.opens(c.pool, func(o *ratelimit.Options) { o.Usage = &usage.Recorder{DB: c.pool, Schema: "another"} })
+		}},
+		"Open: a clock of tests": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
+			return c.opens(c.pool, func(o *ratelimit.Options) { o.Clock = func() time.Time { return time.Now().Add(time.Hour) } })
+		}},
+		"Open: sweeps and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.SweepEvery = time.Hour })},
+		"Open: a background and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) {
+			o.NoBackground, o.OverridesEvery = true, time.Second
+		})},
 		"Open: a poll before the last": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.OverridesEvery = -1 })},
 		"Open: it listens on a pool of another driver": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
 			return c.opens(ratelimit.SQL(c.sql()), func(o *ratelimit.Options) { o.OverridesListen = true })
@@ -137,6 +147,22 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 				func(*ratelimit.Options) {})
 		}},
 
+		"Close: a Coalescer, and a call is under way when the context ends": {by: "Close", is: context.Canceled, gone: 1, bare: true, do: func(c *failing) (closed error) {
+			coalescer := &ratelimit.Coalescer{Pool: c.pool}
+			coalescer.OnBatch = func(int) { closed = coalescer.Close(ended(c.ctx)) }
+			succeeds(c, second(c.limiter.Consume(c.ctx, coalescer, c.request())))
+			closeCoalescer(c, coalescer)
+			return closed
+		}},
+		"Close: a Coalescer, and what is ahead cannot come back": {by: "Close", bare: true, do: func(c *failing) error {
+			pool := reconfigured(c.T, c.pool, func(*pgxpool.Config) {})
+			coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: time.Second}
+			for range 100 {
+				succeeds(c, second(new(ratelimit.Limiter).Consume(c.ctx, coalescer, slow("ahead", 1e6).Global())))
+			}
+			pool.Close()
+			return coalescer.Close(c.ctx)
+		}},
 		"Close: a call is under way when the context ends": {by: "Close", is: context.Canceled, gone: 1, bare: true, do: func(c *failing) (closed error) {
 			var limits *ratelimit.Limiter
 			limits = c.opened(func(o *ratelimit.Options) {

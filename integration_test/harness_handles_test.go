@@ -236,7 +236,7 @@ func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 // coalesce makes many calls at once on a Coalescer, so that it decides some of them together. It closes the Coalescer and
 // returns one of the errors.
 func coalesce(ctx context.Context, coalescer *ratelimit.Coalescer, call func(ctx context.Context, db ratelimit.DB) error) error {
-	defer coalescer.Close()
+	defer func() { _ = coalescer.Close(ctx) }() // a failing database may have lost what was ahead
 	var failed atomic.Pointer[error]
 	var wg sync.WaitGroup
 	for range 16 {

@@ -122,7 +122,7 @@ func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
 	if r.IntN(2) == 0 {
 		c.Kind = "fixed window"
 		if r.IntN(2) == 0 {
-			start := noon.Add(time.Duration(r.Int64N(int64(4e17)) - 2e17))
+			start := noon.Add(time.Duration(r.Int64N(int64(4e17)) - 2e17)).Truncate(time.Second)
 			c.Start = &start
 		}
 	}

@@ -43,10 +43,18 @@ func decide(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, reserve 
 	}, nil
 }
 
+// keysOf are the requests without their counts, for the verbs that are about keys.
+func keysOf(requests ...ratelimit.Request) (keys []ratelimit.Request) {
+	for _, r := range requests {
+		keys = append(keys, r.Count(1))
+	}
+	return keys
+}
+
 // readBalances reads balances with a limiter.
 func readBalances(t testing.TB, limiter *ratelimit.Limiter, db ratelimit.DB, requests ...ratelimit.Request) []ratelimit.Balance {
 	t.Helper()
-	balances, err := limiter.Balance(t.Context(), db, requests...)
+	balances, err := limiter.Balance(t.Context(), db, keysOf(requests...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -169,7 +169,7 @@ func (w world) balance(request ratelimit.Request) float64 {
 // balances reads balances.
 func (w world) balances(requests ...ratelimit.Request) []ratelimit.Balance {
 	w.Helper()
-	balances, err := w.limiter.Balance(w.Context(), w.db, requests...)
+	balances, err := w.limiter.Balance(w.Context(), w.db, keysOf(requests...)...)
 	w.do(err)
 	return balances
 }

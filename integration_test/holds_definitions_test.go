@@ -61,9 +61,9 @@ func TestSlotsAreDefined(t *testing.T) {
 		t.Helper()
 		return lines(t, pool, "SELECT key, remaining, CASE WHEN retry_at = 'infinity' THEN 'never' WHEN retry_at IS NOT NULL THEN 'later' END FROM ratelimit.keys('renders') ORDER BY key")
 	}
-	one, two := h.holds("1", time.Minute, renders.Key("acme")), h.holds("2", ratelimit.NoEnd, renders.Key("acme"))
-	h.holds("3", ratelimit.NoEnd, renders.Key("other"))
-	h.holds("4", ratelimit.NoEnd, renders.Key("stuck").Count(2))
+	one, two := h.holds("1", time.Minute, renders.Key("acme")), h.holds("2", ratelimit.Forever, renders.Key("acme"))
+	h.holds("3", ratelimit.Forever, renders.Key("other"))
+	h.holds("4", ratelimit.Forever, renders.Key("stuck").Count(2))
 	if got := keys(); got != "(acme,0,later)\n(other,1,)\n(stuck,0,never)" {
 		t.Error(got)
 	}
@@ -233,8 +233,8 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 	h.holds("1", time.Hour, renders.Key("acme").Count(2))
 	h.holds("2", 100*time.Millisecond, renders.Key("acme"))
 	h.holds("3", time.Hour, renders.Key("full").Count(3))
-	h.holds("4", ratelimit.NoEnd, renders.Key("stuck").Count(3))
-	h.holds("5", ratelimit.NoEnd, varying.Key("acme").Count(4))
+	h.holds("4", ratelimit.Forever, renders.Key("stuck").Count(3))
+	h.holds("5", ratelimit.Forever, varying.Key("acme").Count(4))
 	mustExec(t, pool, "SELECT pg_sleep(0.11)")
 	tool := func(wants []string, args ...string) {
 		t.Helper()

@@ -46,7 +46,7 @@ func onEveryPool(t *testing.T, test func(t *testing.T, db ratelimit.DB, beside *
 	})
 	on("Coalescer", func(t *testing.T, url string) ratelimit.DB {
 		c := &ratelimit.Coalescer{Pool: connect(t, url, 2)}
-		t.Cleanup(c.Close)
+		t.Cleanup(func() { closeCoalescer(t, c) })
 		return c
 	})
 	for _, driver := range drivers {
@@ -193,7 +193,7 @@ func TestDuringRefuses(t *testing.T) {
 		"a connection":               {acquire(t, pool), time.Minute},
 		"a connection of a sql.DB":   {ratelimit.SQL(onConn), time.Minute},
 		"a sql.DB of one":            {ratelimit.SQL(openSQL(t, "pgx", pool.Config().ConnString(), 1)), time.Minute},
-		"no end":                     {pool, ratelimit.NoEnd},
+		"no end":                     {pool, ratelimit.Forever},
 		"a short ttl":                {pool, time.Millisecond},
 		"no database":                {nil, time.Minute},
 		"a Coalescer without a pool": {&ratelimit.Coalescer{}, time.Minute},
@@ -202,7 +202,7 @@ func TestDuringRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := during(t.Context(), pool, ratelimit.NoEnd, slots); err == nil || !strings.Contains(err.Error(), "would stay if the process dies") {
+	if err := during(t.Context(), pool, ratelimit.Forever, slots); err == nil || !strings.Contains(err.Error(), "would stay if the process dies") {
 		t.Errorf("no end: %v", err)
 	}
 	if err := during(t.Context(), pool, time.Minute); !errors.Is(err, ratelimit.ErrInvalid) {
@@ -471,7 +471,7 @@ func TestDuringExtensions(t *testing.T) {
 	h.hold("lapsed", time.Minute, r)
 	h.settle(h.hold("settled", time.Minute, r).Token, []float64{0}, r.Count(1))
 	h.release(h.hold("released", time.Minute, r).Token)
-	h.hold("endless", ratelimit.NoEnd, r)
+	h.hold("endless", ratelimit.Forever, r)
 	h.once(false, "once", r)
 	mustExec(t, pool, "UPDATE ratelimit.holds SET state = 'lapsed' WHERE id = 'lapsed'")
 	tx := beginAt(t, pool, pgx.ReadCommitted)
@@ -629,7 +629,7 @@ func TestWhatBreaksAtMostN(t *testing.T) {
 			now := time.Now()
 			limits, calls := ratelimit.Limiter{Clock: func() time.Time { return now }}, slow("calls", 10).Key("acme")
 			for _, repeated := range []bool{false, true, false} {
-				result, err := limits.Once(t.Context(), pool, "event", time.Hour, calls)
+				_, result, err := limits.Once(t.Context(), pool, "event", time.Hour, calls)
 				if err != nil || result.Repeated != repeated {
 					t.Errorf("%+v, %v, want repeated %v", result, err, repeated)
 				}

@@ -301,7 +301,7 @@ func (w *exhaustive) steps(at *holdMoment, sweeps bool) (steps []holdStep) {
 	}
 	if i := slices.IndexFunc(w.defs, func(l ratelimit.Limit) bool { return l.Name() == "budget" }); i >= 0 {
 		steps = append(steps, holdStep{"reset the budget", func(w *exhaustive, db handle) (string, error) {
-			return "done", w.limits.Reset(w.Context(), db, w.requests[i])
+			return "done", w.limits.Reset(w.Context(), db, w.requests[i].Count(1))
 		}, func(m *holdLedger) string {
 			m.there["budget"] = exhaustiveBudget
 			for at, row := range m.rows {

@@ -19,8 +19,8 @@ import (
 // once wants a grant: repeated, or not.
 func (h holder) once(repeated bool, id string, requests ...ratelimit.Request) ratelimit.Result {
 	h.Helper()
-	result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
-	if err != nil || !result.OK || result.Repeated != repeated || (result.Receipt() == "") != repeated {
+	first, result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
+	if err != nil || !result.OK || first == repeated || result.Repeated != repeated || (result.Receipt() == "") != repeated {
 		h.Fatalf("Once %s: %+v, %v, want repeated: %v", id, result, err, repeated)
 	}
 	for _, s := range result.Requests {
@@ -34,9 +34,9 @@ func (h holder) once(repeated bool, id string, requests ...ratelimit.Request) ra
 // notOnce wants a denial.
 func (h holder) notOnce(reason ratelimit.Reason, id string, requests ...ratelimit.Request) {
 	h.Helper()
-	result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
+	first, result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
 	var denial *ratelimit.DeniedError
-	if !errors.As(err, &denial) || denial.Reason != reason || result.OK || result.Receipt() != "" {
+	if first || !errors.As(err, &denial) || denial.Reason != reason || result.OK || result.Receipt() != "" {
 		h.Fatalf("Once %s: %+v, %v, want a denial, %s", id, result, err, reason)
 	}
 }
@@ -116,7 +116,7 @@ func TestOnceAndHold(t *testing.T) {
 		a := ratelimit.FixedWindow("a", 10, 1000*time.Hour).Key("k")
 		h.once(false, "counted", a)
 		h.refused(ratelimit.ReasonSettled, "counted", time.Minute, a)
-		h.refused(ratelimit.ReasonSettled, "counted", ratelimit.NoEnd, a)
+		h.refused(ratelimit.ReasonSettled, "counted", ratelimit.Forever, a)
 		h.lost("counted", a.Count(1)) // nobody settles it,
 		h.release("counted", a)       // nor makes it be forgotten
 		h.once(true, "counted", a)
@@ -159,13 +159,13 @@ func TestOnceRefuses(t *testing.T) {
 		"no id":      {"", time.Hour, []ratelimit.Request{a}, "id"},
 		"a token":    {"~x", time.Hour, []ratelimit.Request{a}, "id"},
 		"no keep":    {"x", 0, []ratelimit.Request{a}, "keep 0s"},
-		"forever":    {"x", ratelimit.NoEnd, []ratelimit.Request{a}, "keep -2562047h"},
+		"forever":    {"x", ratelimit.Forever, []ratelimit.Request{a}, "keep -2562047h"},
 		"too long":   {"x", 367 * 24 * time.Hour, []ratelimit.Request{a}, "keep"},
 		"too short":  {"x", 99 * time.Millisecond, []ratelimit.Request{a}, "keep"},
 		"slots":      {"x", time.Hour, []ratelimit.Request{ratelimit.Slots("slots", 2).Key("k")}, "which only Hold takes"},
 		"no request": {"x", time.Hour, nil, "no requests"},
 	} {
-		if _, err := limits.Once(t.Context(), pool, row.id, row.keep, row.requests...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), row.text) {
+		if _, _, err := limits.Once(t.Context(), pool, row.id, row.keep, row.requests...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), row.text) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -207,12 +207,12 @@ func TestOnceOnACoalescer(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	c := &ratelimit.Coalescer{Pool: pool}
-	defer c.Close()
+	defer closeCoalescer(t, c)
 	limits, a := new(ratelimit.Limiter), slow("a", 1000).Key("k")
 	var wait sync.WaitGroup
 	for range 40 {
 		wait.Go(func() {
-			if _, err := limits.Once(t.Context(), c, "event", time.Hour, a); err != nil {
+			if _, _, err := limits.Once(t.Context(), c, "event", time.Hour, a); err != nil {
 				t.Error(err)
 			}
 		})

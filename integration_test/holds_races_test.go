@@ -516,7 +516,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 		"shards":          {limits: []ratelimit.Limit{ratelimit.TokenBucket("sharded", 100, time.Hour, ratelimit.Shards(3))}},
 		"unlimited":       {limits: []ratelimit.Limit{ratelimit.Unlimited("unlimited")}, new: true},
 		"repeatable read": {limits: []ratelimit.Limit{slots}, level: "repeatable read"}, "serializable": {limits: []ratelimit.Limit{slots}, level: "serializable"},
-		"without an end": {limits: []ratelimit.Limit{slots}, ttl: ratelimit.NoEnd}, "tokens without an end": {limits: []ratelimit.Limit{bucket}, ttl: ratelimit.NoEnd},
+		"without an end": {limits: []ratelimit.Limit{slots}, ttl: ratelimit.Forever}, "tokens without an end": {limits: []ratelimit.Limit{bucket}, ttl: ratelimit.Forever},
 	}
 	inTx := func(level pgx.TxIsoLevel) func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
 		return func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
@@ -631,7 +631,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 // TestAnEndWaitsForACommit: a Hold whose transaction is open is waited for, also of a key without rows, and without an end.
 func TestAnEndWaitsForACommit(t *testing.T) {
 	for name, limit := range map[string]ratelimit.Limit{"slots": ratelimit.Slots("limit", 2), "unlimited": ratelimit.Unlimited("limit")} {
-		for _, ttl := range []time.Duration{time.Minute, ratelimit.NoEnd} {
+		for _, ttl := range []time.Duration{time.Minute, ratelimit.Forever} {
 			for _, byHand := range []bool{false, true} {
 				t.Run(fmt.Sprint(name, ttl, byHand), func(t *testing.T) {
 					t.Parallel()

@@ -170,10 +170,10 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 	onEveryHandle(t, func(t *testing.T, db handle) {
 		h := newHolder(t, db)
 		projects := ratelimit.Slots("projects", 2).Key("team")
-		if held := h.hold("p1", ratelimit.NoEnd, projects); held.Token != "p1" {
+		if held := h.hold("p1", ratelimit.Forever, projects); held.Token != "p1" {
 			t.Fatalf("the token is %q", held.Token)
 		}
-		held, err := h.limits.Hold(t.Context(), db, "p1", ratelimit.NoEnd, projects.Count(2))
+		held, err := h.limits.Hold(t.Context(), db, "p1", ratelimit.Forever, projects.Count(2))
 		if err != nil || !held.Repeated || held.Token != "p1" || held.Requests[0].Taken != 0 || held.Requests[0].Count != 1 {
 			t.Fatalf("again: %+v, %v", held, err)
 		}
@@ -182,17 +182,17 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 			t.Fatalf("retry at %v", at)
 		}
 		// Another limit is not held under the id: it is no repetition.
-		h.refused(ratelimit.ReasonHeld, "p1", ratelimit.NoEnd, projects, ratelimit.Slots("other", 1).Global())
-		h.hold("p2", ratelimit.NoEnd, projects)
+		h.refused(ratelimit.ReasonHeld, "p1", ratelimit.Forever, projects, ratelimit.Slots("other", 1).Global())
+		h.hold("p2", ratelimit.Forever, projects)
 		h.clock.Advance(1000 * time.Hour)
-		if at := h.refused(ratelimit.ReasonQuota, "p3", ratelimit.NoEnd, projects); !at.IsZero() {
+		if at := h.refused(ratelimit.ReasonQuota, "p3", ratelimit.Forever, projects); !at.IsZero() {
 			t.Fatalf("retry at %v", at)
 		}
-		if held, err := h.limits.Hold(t.Context(), db, "p2", ratelimit.NoEnd, projects); err != nil || !held.Repeated {
+		if held, err := h.limits.Hold(t.Context(), db, "p2", ratelimit.Forever, projects); err != nil || !held.Repeated {
 			t.Fatalf("again, when it is full: %+v, %v", held, err)
 		}
 		h.release("p2", projects)
-		h.hold("p2", ratelimit.NoEnd, projects) // the id is free at once
+		h.hold("p2", ratelimit.Forever, projects) // the id is free at once
 		h.release("p1", projects)
 		for id, held := range map[string]bool{"p1": false, "never": false, "p2": true} {
 			if released, err := h.limits.Release(t.Context(), db, id, projects); err != nil || released != held {
@@ -505,7 +505,7 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 			return second(h.limits.Wait(h.Context(), h.db, r))
 		},
 		"Once": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
-			return second(h.limits.Once(h.Context(), h.db, "event", time.Hour, r))
+			return third(h.limits.Once(h.Context(), h.db, "event", time.Hour, r))
 		},
 		"Hold": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
 			return second(h.limits.Hold(h.Context(), h.db, "another", time.Minute, r))

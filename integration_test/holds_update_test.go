@@ -70,7 +70,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 					}
 				}, map[string]int{"UpdateHold": 1}, 1},
 				{"a hold without an end", func(pool *pgxpool.Pool, r ratelimit.Request) {
-					if held, err := limits.Hold(t.Context(), pool, "a", ratelimit.NoEnd, r); err != nil || !held.Expires.IsZero() || held.Token != "a" {
+					if held, err := limits.Hold(t.Context(), pool, "a", ratelimit.Forever, r); err != nil || !held.Expires.IsZero() || held.Token != "a" {
 						t.Errorf("%+v, %v", held, err)
 					}
 					settle(pool, "a", false, r.Count(1))
@@ -157,7 +157,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 						return
 					}
 					for _, repeated := range []bool{false, true} {
-						result, err := limits.Once(t.Context(), pool, "event", time.Hour, r)
+						_, result, err := limits.Once(t.Context(), pool, "event", time.Hour, r)
 						if err != nil || result.Repeated != repeated || (result.Receipt() == "") != repeated {
 							t.Errorf("%+v, %v", result, err)
 						}
@@ -243,14 +243,14 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 			VALUES ($1, 'a', 0, 1, least($2::float8, $3::float8), now() - $4::interval) RETURNING value, ts`, name, value, capacity, ago).Scan(&value, &ts); err != nil {
 			t.Fatal(err)
 		}
-		ttl := []time.Duration{time.Minute, 12345678 * time.Microsecond, 366 * 24 * time.Hour, ratelimit.NoEnd}[random.IntN(4)]
+		ttl := []time.Duration{time.Minute, 12345678 * time.Microsecond, 366 * 24 * time.Hour, ratelimit.Forever}[random.IntN(4)]
 		call := func(l *ratelimit.Limiter) (ratelimit.Result, time.Time, error) {
 			held, err := l.Hold(t.Context(), pool, "id", ttl, limit.Key("a").Count(count))
 			return resultOf(held, err), held.Expires, err
 		}
 		if ttl > 0 && limit.Config().Kind != "slots" && random.IntN(3) == 0 {
 			call = func(l *ratelimit.Limiter) (ratelimit.Result, time.Time, error) {
-				result, err := l.Once(t.Context(), pool, "id", ttl, limit.Key("a").Count(count))
+				_, result, err := l.Once(t.Context(), pool, "id", ttl, limit.Key("a").Count(count))
 				return result, time.Time{}, err
 			}
 		}
@@ -419,7 +419,7 @@ func TestAJobThatIsDeliveredAtOnce(t *testing.T) {
 					again := false
 					err := inLevel(t, &limits, all, level, func(db ratelimit.DB) (err error) {
 						if strings.HasPrefix(name, "once") {
-							result, err := limits.Once(t.Context(), db, fmt.Sprint("job ", job), time.Hour, requests...)
+							_, result, err := limits.Once(t.Context(), db, fmt.Sprint("job ", job), time.Hour, requests...)
 							again = result.Repeated
 							return err
 						}

@@ -155,7 +155,7 @@ func TestAHoldIsExtendedByItsToken(t *testing.T) {
 		"with requests": func() error {
 			return second(limits.Hold(t.Context(), pool, held.Token, time.Minute, slots.Key("acme")))
 		},
-		"without an end":        func() error { return second(limits.Hold(t.Context(), pool, held.Token, ratelimit.NoEnd)) },
+		"without an end":        func() error { return second(limits.Hold(t.Context(), pool, held.Token, ratelimit.Forever)) },
 		"a token that is wrong": func() error { return second(limits.Hold(t.Context(), pool, held.Token[:40], time.Minute)) },
 	} {
 		if err := ask(); !errors.Is(err, ratelimit.ErrInvalid) {
@@ -193,7 +193,7 @@ func TestAnIDIsKnownForLongerByOnce(t *testing.T) {
 	for day, repeated := range []bool{false, true, true, false} {
 		held, err := limits.Hold(t.Context(), pool, "stripe/1", time.Minute, slots.Key("acme"))
 		succeeds(t, err)
-		result, err := limits.Once(t.Context(), pool, "stripe/1", 72*time.Hour, handled.Global())
+		_, result, err := limits.Once(t.Context(), pool, "stripe/1", 72*time.Hour, handled.Global())
 		if err != nil || result.Repeated != repeated {
 			t.Errorf("day %d: %+v, %v", day, result, err)
 		}

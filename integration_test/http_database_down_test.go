@@ -185,7 +185,7 @@ func TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice(t *testing.T) {
 			s.limit.DB = cut.pool
 			if row.coalesce {
 				coalescer := &ratelimit.Coalescer{Pool: cut.pool}
-				t.Cleanup(coalescer.Close)
+				t.Cleanup(func() { closeCoalescer(t, coalescer) })
 				s.limit.DB = coalescer
 			}
 			s.limit.FailOpen, s.limit.ObserveOnly = row.open, row.observe

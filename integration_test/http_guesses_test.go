@@ -42,7 +42,7 @@ func TestHTTPAsManyGuessesRunAtOnceAsLoginsCan(t *testing.T) {
 		})
 		if name != "wide" { // that one is on the pool
 			coalescer := &ratelimit.Coalescer{Pool: pool}
-			t.Cleanup(coalescer.Close)
+			t.Cleanup(func() { closeCoalescer(t, coalescer) })
 			s.limit.DB = coalescer
 		}
 		var tried, running atomic.Int64

@@ -29,7 +29,7 @@ func TestHTTPClientsAreToldWhereTheyStand(t *testing.T) {
 		"pool": func(pool *pgxpool.Pool) ratelimit.DB { return pool },
 		"coalescer": func(pool *pgxpool.Pool) ratelimit.DB {
 			coalescer := &ratelimit.Coalescer{Pool: pool}
-			t.Cleanup(coalescer.Close)
+			t.Cleanup(func() { closeCoalescer(t, coalescer) })
 			return coalescer
 		},
 		"database/sql": func(pool *pgxpool.Pool) ratelimit.DB {

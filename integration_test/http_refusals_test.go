@@ -23,7 +23,7 @@ func TestHTTPAHostileKeyIsTheClientsErrorAndNeverAGrant(t *testing.T) {
 		s.limit.FailOpen = true // the database is not at fault
 		if coalesced {
 			coalescer := &ratelimit.Coalescer{Pool: s.pool}
-			t.Cleanup(coalescer.Close)
+			t.Cleanup(func() { closeCoalescer(t, coalescer) })
 			s.limit.DB = coalescer
 		}
 		s.serve()

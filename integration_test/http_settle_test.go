@@ -88,7 +88,7 @@ func TestHTTPTheCostIsWhatTheHandlerSays(t *testing.T) {
 			s := newSiteOn(t, pool, always(calls.Key(key), tokens.Key(key).Count(10)))
 			if coalesced {
 				coalescer := &ratelimit.Coalescer{Pool: s.pool}
-				t.Cleanup(coalescer.Close)
+				t.Cleanup(func() { closeCoalescer(t, coalescer) })
 				s.limit.DB = coalescer
 			}
 			s.limit.Settle = true
@@ -140,7 +140,7 @@ func TestHTTPTheCostIsSettledAfterClose(t *testing.T) {
 				limit.DB = coalescer
 			}
 			handler := limit.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-				coalescer.Close()
+				closeCoalescer(t, coalescer)
 				closeLimiter(t, limits)
 				if err := httplimit.SetCost(r.Context(), openedBucket, row.cost); err != nil {
 					t.Error(err)
@@ -194,7 +194,7 @@ func TestHTTPManyCostsAtOnceAddUp(t *testing.T) {
 		s := newSite(t, always(bucket.Key("ann").Count(60), bucket.Key("ann").Count(40), window.Global().Count(100)))
 		if coalesced {
 			coalescer := &ratelimit.Coalescer{Pool: s.pool}
-			t.Cleanup(coalescer.Close)
+			t.Cleanup(func() { closeCoalescer(t, coalescer) })
 			s.limit.DB = coalescer
 		}
 		s.limit.Settle = true

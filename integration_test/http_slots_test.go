@@ -61,7 +61,7 @@ func TestHTTPAtMostNRequestsAreInFlight(t *testing.T) {
 				}
 			}
 			coalescer := &ratelimit.Coalescer{Pool: s.pool}
-			t.Cleanup(coalescer.Close)
+			t.Cleanup(func() { closeCoalescer(t, coalescer) })
 			s.limit.DB = coalescer
 			s.serve()
 			ctx, leave := context.WithCancel(t.Context())

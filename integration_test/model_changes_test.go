@@ -238,7 +238,7 @@ func TestNumbersThatChangeUnderTraffic(t *testing.T) {
 		"period":          {bucket(20, time.Second), bucket(20, 200*time.Millisecond)},
 		"rate of windows": {window(20, time.Second), window(60, time.Second)},
 		"window's period": {window(20, 700*time.Millisecond), window(30, time.Second)},
-		"window's start":  {window(20, time.Second, ratelimit.Start(noon)), window(20, time.Second, ratelimit.Start(noon.Add(time.Second/3)))},
+		"window's start":  {window(20, 1500*time.Millisecond, ratelimit.Start(noon)), window(20, 1500*time.Millisecond, ratelimit.Start(noon.Add(time.Second)))},
 		"kind":            {bucket(30, time.Second), window(30, time.Second)},
 		"everything":      {bucket(20, 300*time.Millisecond, ratelimit.Shards(3), ratelimit.MaxReserved(5)), window(50, time.Second, ratelimit.Capacity(70))},
 	} {

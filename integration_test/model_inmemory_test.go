@@ -184,7 +184,7 @@ func (s *sides) pause(verb string, asks []ask) step {
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		until, err := limiter.Pause(ctx, db, lasts, requests...)
 		if verb == "resume" {
-			err = limiter.Resume(ctx, db, requests...)
+			err = limiter.Resume(ctx, db, keysOf(requests...)...)
 		}
 		s.note(verb, answered{}, err)
 		return []outcome{{fmt.Sprint(verb, until, asks), answered{}, textOf(err)}}

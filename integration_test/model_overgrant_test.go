@@ -203,7 +203,7 @@ func TestOverGrant(t *testing.T) {
 		pool := newPool(t, 64)
 		var limiter ratelimit.Limiter
 		ahead := &ratelimit.Coalescer{Pool: pool, Ahead: ahead} // so few tokens are never taken ahead, but denials are remembered
-		defer ahead.Close()
+		defer closeCoalescer(t, ahead)
 		dbs := map[string]ratelimit.DB{"a pool": pool, "a Coalescer": &ratelimit.Coalescer{Pool: pool}, "a Coalescer with Ahead": ahead}
 		for _, driver := range drivers {
 			dbs["database/sql of "+driver] = ratelimit.SQL(openSQL(t, driver, pool.Config().ConnString(), 16))

@@ -495,7 +495,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 	r := newRand(t)
 	pool := newPool(t, 8)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	t.Cleanup(coalescer.Close)
+	t.Cleanup(func() { closeCoalescer(t, coalescer) })
 	limiter, clock := newLimiter()
 	start := ratelimit.Start(noon)
 	limits := []ratelimit.Limit{

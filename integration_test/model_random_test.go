@@ -218,7 +218,7 @@ func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb strin
 	case "check":
 		got.Result, err = l.Check(ctx, db, requests...)
 	case "balance":
-		got.balances, err = l.Balance(ctx, db, requests...)
+		got.balances, err = l.Balance(ctx, db, plain...)
 	case "charge":
 		got.Result, err = l.Charge(ctx, db, requests...)
 	case "refund":
@@ -226,10 +226,10 @@ func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb strin
 	case "move":
 		err = l.Move(ctx, db, requests[0], requests[1])
 	default:
-		keyed := requests[:0] // Global is refused where the limit has keys
+		keyed := plain[:0] // Global is refused where the limit has keys
 		for i, a := range asks {
 			if a.key != "" {
-				keyed = append(keyed, requests[i])
+				keyed = append(keyed, plain[i])
 			}
 		}
 		if len(keyed) > 0 || len(asks) == 0 {

@@ -270,7 +270,7 @@ func TestAGuardRefusesOnlyTheForeignCallsOfABatch(t *testing.T) {
 				}
 				mustExec(t, pool, guardTheirs)
 				coalescer := &ratelimit.Coalescer{Pool: pool}
-				defer coalescer.Close()
+				defer closeCoalescer(t, coalescer)
 				for range 2 { // the second time, the rows of the own keys are there
 					release := holdFlights(t, coalescer, pool)
 					f := enqueueSeveral(t.Context(), t, coalescer, calls...)
@@ -322,7 +322,7 @@ func TestAWrongRouterCannotOvergrantAGuardedFleet(t *testing.T) {
 	var dbs []*sql.DB
 	for _, pool := range servers {
 		coalescer := &ratelimit.Coalescer{Pool: pool}
-		t.Cleanup(coalescer.Close)
+		t.Cleanup(func() { closeCoalescer(t, coalescer) })
 		coalescers = append(coalescers, coalescer)
 		dbs = append(dbs, openSQL(t, "pgx", pool.Config().ConnString(), 4))
 	}

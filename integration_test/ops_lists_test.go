@@ -235,6 +235,11 @@ func TestOpenTellsOfOtherNumbers(t *testing.T) {
 	wants("the same numbers")
 	versionOf(t, pool, 50, func(o *ratelimit.Options) { telling(o); o.Program = "cron" })
 	wants("other numbers", "limit 'api': token bucket, 50 per 01:00:00, capacity 50, and program 'web' has published token bucket, 70 per 01:00:00, capacity 70", "program 'worker'")
+	for _, own := range []ratelimit.Limit{ratelimit.TokenBucket("own", 9, time.Hour), ratelimit.FixedWindow("own", 9, time.Hour)} {
+		wants("the first version")
+		versionOf(t, pool, 0, func(o *ratelimit.Options) { telling(o); o.Program, o.Limits = "alone", []ratelimit.Limit{own} })
+	}
+	wants("an older version of another kind", "limit 'own': fixed window, 9 per 01:00:00, capacity 9, and program 'alone' has published token bucket")
 }
 
 // Lists as JSON, for ratelimit.publish.

@@ -258,7 +258,7 @@ func TestMetricsOfBatches(t *testing.T) {
 	pool := newPool(t, 4)
 	m := newMeter(t)
 	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: m.Batch}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit := ratelimit.TokenBucket("hot", 1000, 1000*time.Hour)
 	wide := ratelimit.TokenBucket("wide", 1000, 1000*time.Hour, ratelimit.Shards(2))
 	var limiter ratelimit.Limiter

@@ -41,7 +41,7 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 		note("charge", result, err)
 		result, err = w.limiter.Refund(ctx, w.db, receiptOf(noon, ann), ann)
 		note("refund", result, err)
-		err = w.limiter.Reset(ctx, w.db, ann)
+		err = w.limiter.Reset(ctx, w.db, ann.Count(1))
 		want = append(want, outcome{"reset", ratelimit.Result{}, err})
 		result, err = w.limiter.Consume(ctx, w.db, ann.Count(11))
 		note("consume", result, err)

@@ -45,11 +45,17 @@ func open(t testing.TB, db ratelimit.DB, o ratelimit.Options) *ratelimit.Limiter
 	return limits
 }
 
-func closeLimiter(t testing.TB, limits *ratelimit.Limiter) {
+func closeLimiter(t testing.TB, limits *ratelimit.Limiter) { t.Helper(); closes(t, limits) }
+
+func closeCoalescer(t testing.TB, coalescer *ratelimit.Coalescer) { t.Helper(); closes(t, coalescer) }
+
+func closes(t testing.TB, closer interface {
+	Close(ctx context.Context) error
+}) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
-	if err := limits.Close(ctx); err != nil {
+	if err := closer.Close(ctx); err != nil {
 		t.Error(err)
 	}
 }
@@ -207,6 +213,8 @@ func TestAnOpenedLimiterTakesItsListAlone(t *testing.T) {
 }
 
 func second[A any](_ A, err error) error { return err }
+
+func third[A, B any](_ A, _ B, err error) error { return err }
 
 // TestOpenByTheApplicationsRole takes rights away, one part after another. Each error names its part, and what to grant or to switch off.
 func TestOpenByTheApplicationsRole(t *testing.T) {

@@ -510,7 +510,7 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 		}
 		hourly := ratelimit.TokenBucket("hourly "+key, 1, time.Hour, ratelimit.Capacity(1))
 		if limit.Config().Kind == "fixed window" {
-			hourly = ratelimit.FixedWindow("hourly "+key, 1, time.Hour, ratelimit.Capacity(1), ratelimit.Start(time.Now().Add(-time.Minute)))
+			hourly = ratelimit.FixedWindow("hourly "+key, 1, time.Hour, ratelimit.Capacity(1), ratelimit.Start(time.Now().Add(-time.Minute).Truncate(time.Second)))
 		}
 		override(hourly.Name(), "rate => 3600, capacity => 1", 300*time.Millisecond)
 		succeeds(t, second(limits.Charge(t.Context(), pool, hourly.Key("k").Count(3))))

@@ -42,7 +42,7 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 				w.Fatalf("Go wrote\n%s\nand SQL\n%s", got, want)
 			}
 		}
-		follow.By(w.limiter, follow.Settings{DB: newPool(w, 1)})
+		follow.By(w.limiter, follow.Settings{DB: w.db})
 		w.do(follow.Load(w.Context(), w.limiter))
 		id, err := w.limiter.Override(w.Context(), w.db, api.Key("eu", "a|b"), ratelimit.Terms{Until: until, Reason: "their 'conference'", Who: "ann"}, ratelimit.Rate(500), ratelimit.Capacity(700), ratelimit.MaxReserved(0))
 		w.do(err)
@@ -240,7 +240,7 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 		}
 	}
 	coalescer, unopened := &ratelimit.Coalescer{Pool: pool}, new(ratelimit.Limiter)
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	without := open(t, pool, ratelimit.Options{NoOverrides: true, NoPublish: true, NoSweep: true})
 	for name, err := range map[string]error{
 		"a Coalescer":           second(limits.Block(t.Context(), coalescer, api.Key("k"), ratelimit.Terms{Forever: true})),

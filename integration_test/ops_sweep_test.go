@@ -320,7 +320,7 @@ func TestWhereASweepWorks(t *testing.T) {
 	}
 	defer acquired.Release()
 	coalescer := &ratelimit.Coalescer{Pool: strict}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	pgxDB, pqDB := openSQL(t, "pgx", url, 2), openSQL(t, "postgres", url, 2)
 	sqlConn, err := pqDB.Conn(t.Context())
 	if err != nil {
@@ -527,7 +527,7 @@ func TestSweepsAmongTraffic(t *testing.T) {
 	pool := connect(t, url, 12)
 	pgxDB, pqDB := openSQL(t, "pgx", url, 4), openSQL(t, "postgres", url, 4)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket("bucket", 100, time.Second, ratelimit.Capacity(10)),
 		ratelimit.FixedWindow("window", 10, 100*time.Millisecond),

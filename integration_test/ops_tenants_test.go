@@ -87,7 +87,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	for _, tenant := range []string{"acme", "globex"} {
 		asTenant(t, app, tenant, func(tx pgx.Tx) {
 			slot, token := renders.Key(tenant, "ann"), bucket.Key(tenant, "bob")
-			if _, err := limiter.Hold(t.Context(), tx, "project", ratelimit.NoEnd, slot); err != nil {
+			if _, err := limiter.Hold(t.Context(), tx, "project", ratelimit.Forever, slot); err != nil {
 				t.Errorf("tenant %q: %v", tenant, err)
 			}
 			held, err := limiter.Hold(t.Context(), tx, "job", time.Hour, slot, token)
@@ -149,7 +149,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 				_, err := limiter.Refund(ctx, db, receiptOf(time.Now(), requests...), requests...)
 				return err
 			})
-			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db handle) error { return limiter.Reset(ctx, db, requests...) })
+			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db handle) error { return limiter.Reset(ctx, db, keysOf(requests...)...) })
 		}
 		slot, token := renders.Key("acme", "ann"), bucket.Key("acme", "bob")
 		attack("hold", "42501", func(ctx context.Context, db handle) error {
@@ -157,7 +157,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			return err
 		})
 		attack("the same hold", "42501", func(ctx context.Context, db handle) error {
-			_, err := limiter.Hold(ctx, db, "project", ratelimit.NoEnd, slot)
+			_, err := limiter.Hold(ctx, db, "project", ratelimit.Forever, slot)
 			return err
 		})
 		attack("release", "42501", func(ctx context.Context, db handle) error { return second(limiter.Release(ctx, db, "project", slot)) })
@@ -175,7 +175,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			return err
 		})
 		attack("once", "42501", func(ctx context.Context, db handle) error {
-			_, err := limiter.Once(ctx, db, "theirs", time.Hour, bucket.Key("acme", "ann"))
+			_, _, err := limiter.Once(ctx, db, "theirs", time.Hour, bucket.Key("acme", "ann"))
 			return err
 		})
 		attack("release by hand", "", func(ctx context.Context, db handle) error {

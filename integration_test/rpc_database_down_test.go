@@ -35,7 +35,7 @@ func TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice(t *testing.T) {
 			o.limit.DB = cut.pool
 			if row.coalesce {
 				coalescer := &ratelimit.Coalescer{Pool: cut.pool}
-				o.Cleanup(coalescer.Close)
+				o.Cleanup(func() { closeCoalescer(o, coalescer) })
 				o.limit.DB = coalescer
 			}
 			o.limit.FailOpen, o.limit.ObserveOnly, o.limit.Timeout = row.open, row.observe, 0

@@ -391,9 +391,11 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '2026-01-31 15:00:05.5'`:  `anchor must have no fraction of a second, not`,
 			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '9999-12-31 23:59:59.9'`:  `anchor must have no fraction of a second, not`,
 
-			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => 'infinity'`:      `start must be between the years 1 and 9999, not infinity`,
-			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '-infinity'`:     `must be between the years 1 and 9999, not`,
-			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 BC'`: `must be between the years 1 and 9999, not`,
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => 'infinity'`:               `start must be between the years 1 and 9999, not infinity`,
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '2026-07-01 00:00:00.5Z'`: `start must have no fraction of a second`,
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z'`:      `the first instant of the year 1`,
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '-infinity'`:              `must be between the years 1 and 9999, not`,
+			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 BC'`:          `must be between the years 1 and 9999, not`,
 		} {
 			for _, function := range []string{"ratelimit.consume", "ratelimit.try", "ratelimit.reserve"} {
 				if function == "ratelimit.reserve" && strings.Contains(text, "can never be granted") {
@@ -426,7 +428,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 		if rows := w.rows(); rows != "" {
 			w.Errorf("something was written:\n%s", rows)
 		}
-		w.must(`SELECT ratelimit._by_hand('consume', 'm', 'end', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z', now => '9999-12-31 23:59:59.999999Z')`)
+		w.must(`SELECT ratelimit._by_hand('consume', 'm', 'end', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00:01Z', now => '9999-12-31 23:59:59.999999Z')`)
 		w.must(`SELECT ratelimit._by_hand('consume', 'l', 'end', 10, '1 minute', now => '9999-12-31 23:59:59.999999Z')`)
 
 		// Unusual arguments work, with the names as they are.
@@ -437,7 +439,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'cat', 1e15, '100 milliseconds', 1e15`,
 			`'l', 'dan', 10, '1 day -1 hour'`,
 			`'m', 'ann', 10, '1 minute', kind => 'fixed window', start => '9999-12-31 23:59Z'`,
-			`'m', 'bob', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z'`,
+			`'m', 'bob', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00:01Z'`,
 		} {
 			var ok bool
 			if err := w.db.QueryRow(w.Context(), "SELECT granted FROM ratelimit.try("+arguments+")").Scan(&ok); err != nil || !ok {

@@ -153,7 +153,7 @@ func (n *night) holds(ahead time.Duration) (after func()) {
 	slots, all := ratelimit.Slots("renders", 2), ratelimit.Slots("rendersInAll", 9)
 	budget := ratelimit.TokenBucket("budget", 10, time.Hour)
 	succeeds(n, second(l.Hold(n.Context(), n.pool, "job", time.Hour, slots.Key("acme"), all.Global(), budget.Key("acme"))))
-	succeeds(n, second(l.Once(n.Context(), n.pool, "event", time.Hour, budget.Key("acme"))))
+	succeeds(n, third(l.Once(n.Context(), n.pool, "event", time.Hour, budget.Key("acme"))))
 	succeeds(n, second(l.Consume(n.Context(), n.pool, ratelimit.TokenBucket("pool", 9, time.Hour, ratelimit.Shards(3)).Key("acme"))))
 	return func() {
 		n.Helper()

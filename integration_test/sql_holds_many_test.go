@@ -66,7 +66,7 @@ func TestHoldMany(t *testing.T) {
 	if got := lines(t, pool, "SELECT id, count, until, expired FROM ratelimit.holds('projects', 'acme')"); got != "(c,1,,f)\n(b,1,,f)" && got != "(b,1,,f)\n(c,1,,f)" {
 		t.Error(got)
 	}
-	if held := h.holds("b", ratelimit.NoEnd, acme); !held.Repeated {
+	if held := h.holds("b", ratelimit.Forever, acme); !held.Repeated {
 		t.Errorf("%+v", held)
 	}
 	mustExec(t, pool, "SELECT ratelimit.hold('projects', 'acme', 'two', 2, forever => true)")
@@ -154,7 +154,7 @@ func TestSlotsOfARowAboveZero(t *testing.T) {
 	value(-2)
 	denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit.hold_many('renders', 'acme', '{c}')::text")
 	mustExec(t, pool, "SELECT ratelimit.release_many('renders', 'acme', '{a,b}')")
-	for _, ttl := range []time.Duration{ratelimit.NoEnd, time.Hour} { // the function, and the plain statement
+	for _, ttl := range []time.Duration{ratelimit.Forever, time.Hour} { // the function, and the plain statement
 		above()
 		h.holds(fmt.Sprint(ttl), ttl, acme)
 		value(-1)
@@ -204,7 +204,7 @@ func TestHoldManyAboveReadCommitted(t *testing.T) {
 				t.Fatal(err)
 			}
 			mustExecIn(t, tx, "SELECT count(*) FROM ratelimit.limits")
-			h.holds("id", ratelimit.NoEnd, rendersByHand.Key(key))
+			h.holds("id", ratelimit.Forever, rendersByHand.Key(key))
 			if _, err := tx.Exec(t.Context(), sql, key); sqlState(err) != "40001" {
 				t.Errorf("%s: %s: %v, want 40001", level, sql, err)
 			}
@@ -353,8 +353,8 @@ func TestAReleaseBesideARecount(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		pool, h := holdingByHand(t)
-		h.holds("1", ratelimit.NoEnd, rendersByHand.Key("acme"))
-		h.holds("2", ratelimit.NoEnd, rendersByHand.Key("acme"))
+		h.holds("1", ratelimit.Forever, rendersByHand.Key("acme"))
+		h.holds("2", ratelimit.Forever, rendersByHand.Key("acme"))
 		mustExec(t, pool, "DELETE FROM ratelimit.limits")
 		counted := func(want string) {
 			t.Helper()
@@ -380,7 +380,7 @@ func TestAReleaseBesideARecount(t *testing.T) {
 		}
 		counted("(-1,1)")
 
-		h.holds("1", ratelimit.NoEnd, rendersByHand.Key("acme"))
+		h.holds("1", ratelimit.Forever, rendersByHand.Key("acme"))
 		mustExec(t, pool, "DELETE FROM ratelimit.limits")
 		release = beginAt(t, pool, level)
 		mustExecIn(t, release, "SELECT ratelimit.release('renders', 'acme', '1')")
@@ -396,7 +396,7 @@ func TestAReleaseBesideARecount(t *testing.T) {
 func TestAReleaseBesideAConsume(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
-	h.holds("1", ratelimit.NoEnd, budgetByHand.Key("acme").Count(5))
+	h.holds("1", ratelimit.Forever, budgetByHand.Key("acme").Count(5))
 	mustExec(t, pool, "DELETE FROM ratelimit.limits")
 	other := beginAt(t, pool, pgx.ReadCommitted)
 	mustExecIn(t, other, "SELECT FROM ratelimit.holds FOR UPDATE")

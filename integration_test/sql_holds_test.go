@@ -162,7 +162,7 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 	if d := denies(t, pool, "rate limit exceeded: projects: the id is held already", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p1', ttl => '1 hour')"); d.RetryAt != nil || d.Reason != "held" {
 		t.Errorf("%+v", d)
 	}
-	h.holds("p2", ratelimit.NoEnd, team)
+	h.holds("p2", ratelimit.Forever, team)
 	if d := denies(t, pool, "rate limit exceeded: projects", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p3', forever => true)"); d.RetryAt != nil || *d.Remaining != 0 {
 		t.Errorf("%+v", d)
 	}
@@ -283,7 +283,7 @@ func TestAnOperatorReleasesAHold(t *testing.T) {
 	}
 	h.has(acme, 2)
 	h.lost(held.Token, acme)
-	h.holds("job 2", ratelimit.NoEnd, acme)
+	h.holds("job 2", ratelimit.Forever, acme)
 	if !scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', 'job 2', who => 'bob')") {
 		t.Error("nothing was released")
 	}
@@ -380,7 +380,7 @@ func TestHoldByHandAboveReadCommitted(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustExecIn(t, tx, "SELECT count(*) FROM ratelimit.limits")
-		h.holds(id, ratelimit.NoEnd, rendersByHand.Key("acme"))
+		h.holds(id, ratelimit.Forever, rendersByHand.Key("acme"))
 		if _, err := tx.Exec(t.Context(), "SELECT ratelimit.release('renders', 'acme', $1)", id); sqlState(err) != "40001" {
 			t.Errorf("%s: %v, want 40001", level, err)
 		}
@@ -413,7 +413,7 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	acme := budgetByHand.Key("acme")
 	lapsed := h.holds("expired", time.Hour, rendersByHand.Key("acme"))
 	expired := h.holds("expired", time.Hour, acme.Count(40))
-	h.settle(h.holds("endless", ratelimit.NoEnd, rendersByHand.Key("acme")).Token, []float64{1}, rendersByHand.Key("acme"))
+	h.settle(h.holds("endless", ratelimit.Forever, rendersByHand.Key("acme")).Token, []float64{1}, rendersByHand.Key("acme"))
 	settled := h.holds("settled", time.Hour, rendersByHand.Key("acme"), acme.Count(10))
 	h.settle(settled.Token, []float64{1, 0}, rendersByHand.Key("acme"), acme.Count(10))
 	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")

@@ -232,7 +232,7 @@ func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 				pool := newPool(t, 8)
 				succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limit))
 				coalescer := &ratelimit.Coalescer{Pool: pool}
-				defer coalescer.Close()
+				defer closeCoalescer(t, coalescer)
 				var limiter ratelimit.Limiter
 				var got [4]atomic.Int64 // by way
 				inTx := func(call func(ctx context.Context, tx pgx.Tx) error) error {

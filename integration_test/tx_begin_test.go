@@ -181,11 +181,26 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 	}
 }
 
+// refusingBegin makes another pool for the same database, whose server finds a syntax error in each BEGIN of InTx.
+func refusingBegin(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	return reconfigured(t, pool, func(c *pgxpool.Config) {
+		wrapConns(c, func(conn net.Conn) net.Conn { return misspelling{conn} })
+	})
+}
+
+type misspelling struct{ net.Conn }
+
+func (c misspelling) Write(b []byte) (int, error) {
+	return c.Conn.Write(bytes.ReplaceAll(b, []byte("level serializable"), []byte("level no serialize")))
+}
+
 // A transaction does not begin. No statement runs outside it, and InTx returns the cause, even if fn does not.
 func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 	long(t)
 	t.Parallel()
 	inQueryModes(t, newPool, func(t *testing.T, pool *pgxpool.Pool) {
+		pool = refusingBegin(t, pool)
 		mustExec(t, pool, "CREATE TABLE stored (by text)")
 		for name, first := range firstStatements {
 			for _, returned := range []func(err error) error{
@@ -206,7 +221,7 @@ func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 						t.Errorf("%s: a statement on its connection has no error", name)
 					}
 					return returned(err)
-				}, ratelimit.Isolation("no level"))
+				})
 				if sqlState(err) != "42601" || !strings.HasPrefix(err.Error(), "ratelimit: ") || !strings.Contains(err.Error(), "begin: ") {
 					t.Errorf("%s: %v, want the server's syntax error", name, err)
 				}
@@ -245,14 +260,14 @@ func TestAFirstStatementThatIsNotSent(t *testing.T) {
 // A caller that keeps a transaction that did not begin cannot use its connection, which goes back to the pool.
 func TestATransactionThatIsKeptClosesNoConnection(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, 1)
+	pool := refusingBegin(t, newPool(t, 1))
 	var limiter ratelimit.Limiter
 	var kept pgx.Tx
 	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		kept = tx
 		_, err := tx.Exec(ctx, "SELECT 1")
 		return err
-	}, ratelimit.Isolation("no level"))
+	})
 	if sqlState(err) != "42601" {
 		t.Fatalf("%v, want the server's syntax error", err)
 	}
@@ -511,7 +526,8 @@ func TestInTxOnAConnectionBeginsBeforeTheFunction(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM stored").Scan(&n); err != nil || n != 0 {
 		t.Errorf("%d rows of the rolled back transaction are left, %v", n, err)
 	}
-	err = limiter.InTx(t.Context(), conn, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Isolation("no level"))
+	conn = acquire(t, refusingBegin(t, pool))
+	err = limiter.InTx(t.Context(), conn, func(context.Context, pgx.Tx) error { t.Error("called"); return nil })
 	if sqlState(err) != "42601" {
 		t.Errorf("%v, want the server's syntax error", err)
 	}

@@ -50,7 +50,7 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 		t.Fatal(err)
 	}
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	calls := 0
 	err = new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error {
 		calls++

@@ -320,6 +320,15 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 					return sqlState(err) == "23505" && strings.HasPrefix(err.Error(), "ratelimit: commit: ")
 				}, false,
 			},
+			"a batch that rolls back to a savepoint": {
+				func(batch *pgx.Batch) {
+					for _, sql := range []string{"SAVEPOINT s", "ROLLBACK WORK TO s", "ROLLBACK TO s", "PREPARE later AS SELECT 1", "DEALLOCATE later"} {
+						batch.Queue(sql)
+					}
+					batch.Queue("INSERT INTO jobs VALUES ($1)", 1)
+				},
+				func(err error) bool { return sqlState(err) == "23505" }, false,
+			},
 			"a syntax error": {
 				func(batch *pgx.Batch) { batch.Queue("INSRT") },
 				func(err error) bool { return sqlState(err) == "42601" }, false,

@@ -42,7 +42,7 @@ func TestARollbackReturnsTheTokens(t *testing.T) {
 			inner.grant(all[1])
 			_, err := w.limiter.Charge(w.Context(), tx, all...)
 			w.do(err)
-			w.do(w.limiter.Reset(w.Context(), tx, all[2]))
+			w.do(w.limiter.Reset(w.Context(), tx, all[2].Count(1)))
 			inner.grant(all[2].Count(10))
 			w.do(tx.Rollback(w.Context()))
 			for _, request := range all {

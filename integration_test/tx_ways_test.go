@@ -252,7 +252,6 @@ func TestATransactionRunsAtItsLevel(t *testing.T) {
 				}
 			}
 			run("serializable", options...)
-			run("read committed", append(slices.Clone(options), ratelimit.Isolation(""))...) // the server's default
 			for _, level := range levels {
 				run(string(level), append(slices.Clone(options), ratelimit.Isolation(level))...)
 			}
@@ -389,6 +388,48 @@ func TestATransactionReturnsOtherErrorsAsTheyAre(t *testing.T) {
 			}
 			if left := remaining(t, w.pool, limit.Key("rolled back")); left != 1 {
 				t.Errorf("%s: the tokens did not come back: %v are there", name, left)
+			}
+		}
+	})
+}
+
+// What the function has committed itself is not run again, whatever it returns.
+func TestATransactionThatItsFunctionEndsIsNotRunAgain(t *testing.T) {
+	t.Parallel()
+	everyBegunTx(t, 1, func(t *testing.T, w txWay) {
+		mine := errors.New("mine")
+		conflict := &pgconn.PgError{Code: "40001"}
+		limit := ratelimit.TokenBucket("messages", 100, 24*time.Hour)
+		commit := func(ctx context.Context, tx handle) error {
+			if db, ok := tx.(sqlDB); ok {
+				return db.on.(*sql.Tx).Commit()
+			}
+			return tx.(pgx.Tx).Commit(ctx)
+		}
+		byText := func(ctx context.Context, tx handle) error { _, err := tx.Exec(ctx, "COMMIT"); return err }
+		left := 100.0
+		for name, row := range map[string]struct {
+			end     func(ctx context.Context, tx handle) error
+			returns error
+		}{
+			"a conflict": {commit, conflict}, "its own error": {commit, mine}, "a denial": {commit, &ratelimit.DeniedError{}},
+			"a conflict after COMMIT as text": {byText, conflict},
+		} {
+			attempts := 0
+			err := w.in(t.Context(), func(ctx context.Context, tx handle) error {
+				attempts++
+				_, err := w.limiter.Consume(ctx, tx, limit.Key("a"))
+				return errors.Join(err, row.end(ctx, tx), row.returns)
+			})
+			if !errors.Is(err, ratelimit.ErrUnknownOutcome) || errors.Is(err, ratelimit.ErrAttemptsExhausted) || denied(err) || attempts != 1 {
+				t.Errorf("%s: %d attempts, %v", name, attempts, err)
+			}
+			if errors.Is(row.returns, mine) && !errors.Is(err, mine) {
+				t.Errorf("%s: %v", name, err)
+			}
+			left--
+			if got := remaining(t, w.pool, limit.Key("a")); got < left || got > left+0.5 {
+				t.Errorf("%s: %v left, want %v", name, got, left)
 			}
 		}
 	})

@@ -400,7 +400,7 @@ func TestBalanceWaitsForNoLock(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limiter, _ := newLimiter()
 	requests := []ratelimit.Request{
 		ratelimit.TokenBucket("bucket", 10, time.Hour).Key("ann"), ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon), ratelimit.Shards(2)).Key("ann"),

@@ -341,7 +341,7 @@ func TestAnObserverSeesEachAsConsumes(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit := ratelimit.TokenBucket("each", 1, time.Hour)
 	var seen []string
 	limits := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
@@ -403,7 +403,7 @@ func TestEachForgivesRounding(t *testing.T) {
 			w.Fatal(got)
 		}
 		for _, request := range requests {
-			w.do(w.limiter.Reset(w.Context(), w.db, request))
+			w.do(w.limiter.Reset(w.Context(), w.db, request.Count(1)))
 		}
 	})
 }
@@ -463,6 +463,6 @@ func TestEachWithOtherNumbers(t *testing.T) {
 		if _, err := inOrder(w.limiter.ConsumeEach(w.Context(), w.db, small.Key("x"), large.Key("x"))); !errors.Is(err, ratelimit.ErrInvalid) {
 			w.Fatalf("one key with two numbers: %v", err)
 		}
-		w.do(w.limiter.Reset(w.Context(), w.db, requests...))
+		w.do(w.limiter.Reset(w.Context(), w.db, keysOf(requests...)...))
 	})
 }

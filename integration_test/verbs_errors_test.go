@@ -81,7 +81,7 @@ func verbCalls(c *failing, db ratelimit.DB, r ratelimit.Request) map[string]func
 		"Settle":       func() error { return second(l.Settle(ctx, db, holdToken, r)) },
 		"Release":      func() error { return second(l.Release(ctx, db, holdToken, r)) },
 		"During":       func() error { return l.During(ctx, db, "work", time.Minute, noWork, r) },
-		"Once":         func() error { return second(l.Once(ctx, db, "event", time.Hour, r)) },
+		"Once":         func() error { return third(l.Once(ctx, db, "event", time.Hour, r)) },
 		"ConsumeEach":  func() error { return second(l.ConsumeEach(ctx, db, r)) },
 		"Override":     func() error { return second(l.Override(ctx, db, r, ratelimit.Terms{Forever: true}, ratelimit.Rate(2))) },
 		"Block":        func() error { return second(l.Block(ctx, db, r, ratelimit.Terms{Forever: true})) },
@@ -171,6 +171,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if by == "Take" || slices.Contains(steers, by) { // which take none
 			count.is = invalid
 		}
+		if by == "Reset" || by == "Resume" || by == "Balance" {
+			add("a count that means nothing", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(2) })})
+		}
 		add("a count", count)
 		if !slices.Contains(steers, by) {
 			add("a clock", failure{is: invalid, do: after(func(c *failing) { c.limiter.Clock = longAgo })})
@@ -198,6 +201,10 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 				closeLimiter(c, c.limiter)
 			})})
 		}
+		add("a field that was changed after Open", failure{is: invalid, do: after(func(c *failing) {
+			c.limiter = c.opened(func(*ratelimit.Options) {})
+			c.limiter.Schema = "another"
+		})})
 		add("a context that has ended", failure{is: context.Canceled, bare: by == "QueueConsume", do: after(func(c *failing) { c.ctx = ended(c.ctx) })})
 		if slices.Contains(canDeny, by) {
 			add("a denial", failure{is: denied, gone: 100, do: func(c *failing) error {
@@ -216,7 +223,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if slices.Contains(coalesces, by) && by != "Charge" { // which goes on
 			add("a closed Coalescer", failure{is: ratelimit.ErrClosed, do: on(func(c *failing) ratelimit.DB {
 				coalescer := &ratelimit.Coalescer{Pool: c.pool}
-				coalescer.Close()
+				closeCoalescer(c, coalescer)
 				return coalescer
 			})})
 		}
@@ -272,6 +279,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			}})
 		}
 	}
+	ending := func(sql string) func(c *failing) error {
+		return func(c *failing) error { return c.sends(c.pool, func(batch *pgx.Batch) { batch.Queue(sql) }) }
+	}
 	add := func(f failure, ways map[string]func(c *failing) error) {
 		for name, do := range ways {
 			f.by, _, _ = strings.Cut(name, ": ")
@@ -291,7 +301,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: half a slot": func(c *failing) error {
 			return second(c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.slots().Count(1.5)))
 		},
-		"Once: an empty id": func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "", time.Hour, c.request())) },
+		"Once: an empty id": func(c *failing) error { return third(c.limiter.Once(c.ctx, c.pool, "", time.Hour, c.request())) },
 		"InTx: Hot of an empty key": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Hot(c.limit.Key("")))
 		},
@@ -324,6 +334,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 		"Refund: more text":       func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, c.receipt()+"{}", c.request())) },
 		"Refund: another version": func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, `{"v": 2}`, c.request())) },
+		"Refund: of another schema": func(c *failing) error {
+			return second((&ratelimit.Limiter{Schema: "another"}).Refund(c.ctx, c.pool, c.receipt(), c.request()))
+		},
+		"Refund: of a schema": func(c *failing) error {
+			return second(c.limiter.Refund(c.ctx, c.pool, c.altered(`"v":1`, `"v":1,"schema":"another"`), c.request()))
+		},
 		"Refund: an instant": func(c *failing) error {
 			return second(c.limiter.Refund(c.ctx, c.pool, receiptOf(longAgo(), c.request()), c.request()))
 		},
@@ -351,7 +367,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.begun(func(conn *pgx.Conn) error { return second(c.limiter.Hold(c.ctx, conn, c.holdOf(), time.Minute)) })
 		},
 		"Hold: extended, to no end": func(c *failing) error {
-			return second(c.limiter.Hold(c.ctx, c.pool, c.holdOf(), ratelimit.NoEnd))
+			return second(c.limiter.Hold(c.ctx, c.pool, c.holdOf(), ratelimit.Forever))
 		},
 		"Release: a receipt": func(c *failing) error {
 			result, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(0))
@@ -364,12 +380,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			})
 		},
 		"Once: in memory": func(c *failing) error {
-			return second(c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request()))
+			return third(c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request()))
 		},
-		"Once: keep":          func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
-		"Once: slots":         func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
+		"Once: keep":          func(c *failing) error { return third(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
+		"Once: slots":         func(c *failing) error { return third(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
 		"During: no function": func(c *failing) error { return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request()) },
-		"During: no end":      func(c *failing) error { return c.during(c.pool, ratelimit.NoEnd, using()) },
+		"During: no end":      func(c *failing) error { return c.during(c.pool, ratelimit.Forever, using()) },
 		"During: a connection": func(c *failing) error {
 			return c.during(acquire(c.T, reconfigured(c.T, c.pool, func(*pgxpool.Config) {})), time.Minute, using())
 		},
@@ -424,8 +440,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Block: a reason": func(c *failing) error { return c.blocks(c.pool, time.Time{}, strings.Repeat("r", 4097)) },
 		"Block: a Coalescer": func(c *failing) error {
 			coalescer := &ratelimit.Coalescer{Pool: c.pool}
-			defer coalescer.Close()
+			defer closeCoalescer(c, coalescer)
 			return c.blocks(coalescer, time.Time{}, "")
+		},
+		"Block: in another database": func(c *failing) error {
+			c.limiter = c.opened(func(*ratelimit.Options) {})
+			return c.blocks(newPool(c.T, 1), time.Time{}, "")
 		},
 		"Unblock: a count": func(c *failing) error { return verbCalls(c, c.pool, c.request().Count(2))["Unblock"]() },
 
@@ -496,11 +516,23 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.begun(func(conn *pgx.Conn) error { return c.limiter.InTx(c.ctx, conn, c.consumed) })
 		},
 		"InSQLTx: no function": func(c *failing) error { return c.limiter.InSQLTx(c.ctx, c.sql(), nil) },
+		"InTx: a level": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Isolation("no level"))
+		},
+		"InTx: no level":   func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Isolation("")) },
+		"SendTx: no level": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, c.batch(), ratelimit.Isolation("")) },
 		"InSQLTx: a level": func(c *failing) error {
 			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Isolation("no level"))
 		},
-		"InSQLTx: no database":    func(c *failing) error { return c.limiter.InSQLTx(c.ctx, nil, c.consumedSQL) },
-		"InSQLTx: a nil database": func(c *failing) error { return c.limiter.InSQLTx(c.ctx, (*sql.DB)(nil), c.consumedSQL) },
+		"SendTx: COMMIT":              ending("COMMIT"),
+		"SendTx: begin, by a comment": ending("-- mine\n/* of * mine */ ; begin"),
+		"SendTx: rollback;":           ending("\trollback;"),
+		"SendTx: END":                 ending("END WORK"),
+		"SendTx: START":               ending("start transaction"),
+		"SendTx: ABORT":               ending("Abort--"),
+		"SendTx: PREPARE TRANSACTION": ending("PREPARE  TRANSACTION 'x'"),
+		"InSQLTx: no database":        func(c *failing) error { return c.limiter.InSQLTx(c.ctx, nil, c.consumedSQL) },
+		"InSQLTx: a nil database":     func(c *failing) error { return c.limiter.InSQLTx(c.ctx, (*sql.DB)(nil), c.consumedSQL) },
 		"InSQLTx: Hot of no limit": func(c *failing) error {
 			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Hot(ratelimit.Request{}))
 		},
@@ -716,6 +748,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		}},
 		"Consume: a Coalescer with a wrong Ahead": {by: "Consume", is: invalid, do: func(c *failing) error {
 			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Ahead: 50}, c.request()))
+		}},
+		"Consume: a Coalescer with a wrong Pace": {by: "Consume", is: invalid, do: func(c *failing) error {
+			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Pace: 3}, c.request()))
 		}},
 		"QueueConsume: a lost answer in a transaction": {by: "QueueConsume", is: io.ErrUnexpectedEOF, do: func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.cutPool(aRow), func(ctx context.Context, tx pgx.Tx) error { return tx.SendBatch(ctx, c.batch()).Close() })

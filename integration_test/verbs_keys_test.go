@@ -201,7 +201,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		w.page.get(http.StatusOK, "key?name=window&key="+url.QueryEscape(key), "0 of 5 tokens")
 
 		// One slot, whoever holds it.
-		if _, err := w.limits.Hold(t.Context(), w.pool, "go", ratelimit.NoEnd, seats.Key(key)); err != nil {
+		if _, err := w.limits.Hold(t.Context(), w.pool, "go", ratelimit.Forever, seats.Key(key)); err != nil {
 			t.Errorf("%q: %v", key, err)
 		}
 		if _, err := w.pool.Exec(t.Context(), "SELECT ratelimit.hold('seats', "+lit+", 'sql', ttl => '1 day')"); sqlState(err) != "PT429" {

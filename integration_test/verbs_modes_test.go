@@ -93,7 +93,7 @@ func TestEveryQueryExecModeIsExact(t *testing.T) {
 		clock.now = denied.RetryAt
 		w.grant(single)
 		clock.now = time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)
-		w.grant(ratelimit.FixedWindow("calls", 1, 7*24*time.Hour).Key("ann"), ratelimit.FixedWindow("others", 1, time.Hour, ratelimit.Start(time.Time{})).Key("bob"))
+		w.grant(ratelimit.FixedWindow("calls", 1, 7*24*time.Hour).Key("ann"), ratelimit.FixedWindow("others", 1, time.Hour, ratelimit.Start(time.Time{}.Add(time.Hour))).Key("bob"))
 	})
 }
 
@@ -101,7 +101,7 @@ func TestEveryQueryExecModeIsExact(t *testing.T) {
 func TestEveryQueryExecModeCoalesces(t *testing.T) {
 	inEveryMode(t, func(t *testing.T, pool *pgxpool.Pool) {
 		coalescer := &ratelimit.Coalescer{Pool: pool}
-		defer coalescer.Close()
+		defer closeCoalescer(t, coalescer)
 		var limiter ratelimit.Limiter
 		thirds := ratelimit.TokenBucket("thirds", 7.0/3, time.Second, ratelimit.Capacity(10))
 		window := ratelimit.FixedWindow("window", 1.0/3, 900*time.Millisecond, ratelimit.Capacity(7))

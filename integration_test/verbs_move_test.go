@@ -300,7 +300,7 @@ func TestMoveOnOtherHandles(t *testing.T) {
 	a, b := small.Key("ann"), large.Key("ann")
 	pool := newPool(t, 4)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	memory := ratelimittest.New(t)
 	var seen []ratelimit.Decision
 	limiter := ratelimit.Limiter{Clock: memory.Now, Observer: func(_ context.Context, d ratelimit.Decision) { seen = append(seen, d) }}

@@ -28,7 +28,7 @@ func (w world) pause(lasts time.Duration, requests ...ratelimit.Request) {
 
 func (w world) resume(requests ...ratelimit.Request) {
 	w.Helper()
-	w.do(w.limiter.Resume(w.Context(), w.db, requests...))
+	w.do(w.limiter.Resume(w.Context(), w.db, keysOf(requests...)...))
 }
 
 // paused wants a key to be shown as paused until then; zero: as not paused.
@@ -220,7 +220,7 @@ func TestAWaitDuringAPause(t *testing.T) {
 	pool := newPool(t, 2)
 	var limits ratelimit.Limiter
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	for _, shards := range []int{1, 3} {
 		limit := steady(shards)
 		for name, db := range map[string]ratelimit.DB{"pool": pool, "coalescer": coalescer} {
@@ -270,7 +270,7 @@ func TestPauseRefuses(t *testing.T) {
 			"a calendar":      {time.Minute, []ratelimit.Request{ratelimit.CalendarWindow("month", 3, ratelimit.Month).Key("ann")}, "is no token bucket"},
 			"slots":           {time.Minute, []ratelimit.Request{ratelimit.Slots("slots", 3).Key("ann")}, "slots"},
 			"unlimited":       {time.Minute, []ratelimit.Request{ratelimit.Unlimited("free").Key("ann")}, "is no token bucket"},
-			"one key twice":   {time.Minute, []ratelimit.Request{bucket, bucket.Count(2)}, "two requests for one key"},
+			"one key twice":   {time.Minute, []ratelimit.Request{bucket, bucket.Count(1)}, "two requests for one key"},
 			"nothing":         {time.Minute, nil, "no requests"},
 			"a debt":          {time.Minute, []ratelimit.Request{bucket.Count(-1)}, "count -1"},
 			"a year":          {366 * 24 * time.Hour, []ratelimit.Request{bucket}, "longer than 31 days"},
@@ -333,7 +333,7 @@ func TestPauseOnOtherHandles(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	for _, shards := range []int{1, 3} {
 		for name, db := range map[string]ratelimit.DB{"coalescer": coalescer, "in memory": nil} {
 			memory := ratelimittest.New(t)

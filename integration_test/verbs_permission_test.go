@@ -117,7 +117,7 @@ func TestAReservationIsNoPermission(t *testing.T) {
 			pool := newPool(t, 4)
 			limiter, _ := newLimiter()
 			coalescer := &ratelimit.Coalescer{Pool: pool}
-			defer coalescer.Close()
+			defer closeCoalescer(t, coalescer)
 			var passed atomic.Int32
 			var wg sync.WaitGroup
 			for i := range asked {

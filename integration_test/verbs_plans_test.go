@@ -359,7 +359,7 @@ func TestPlansWithoutRowsInACoalescer(t *testing.T) {
 	pool := newPool(t, 3)
 	limiter, _ := newLimiter()
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
 	var granted atomic.Int32
 	var wg sync.WaitGroup

@@ -120,7 +120,7 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	w.do(follow.Load(t.Context(), limiter))
 	clock.now = until.Add(-time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	api := ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.MaxReserved(0))
 	w.grant(api.Key("used").Count(10))
 	for _, c := range []struct {

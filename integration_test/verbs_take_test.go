@@ -181,7 +181,7 @@ func TestTakeOnACoalescerThatIsBusy(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	release := holdFlights(t, coalescer, pool)
 	jobs := ratelimit.TokenBucket("jobs", 1, 10*365*24*time.Hour, ratelimit.Capacity(50)).Key("red")
 	ctx := newArrival(t.Context())
@@ -228,7 +228,7 @@ func TestTakeTakesNoTokenTwice(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t, 8)
 				coalescer := &ratelimit.Coalescer{Pool: pool}
-				defer coalescer.Close()
+				defer closeCoalescer(t, coalescer)
 				// A refill takes years, so the sum is known.
 				jobs := ratelimit.TokenBucket("jobs", 1, 10*365*24*time.Hour, ratelimit.Capacity(capacity), ratelimit.Shards(shards)).Key("red")
 				site := ratelimit.FixedWindow("site", 1, 10*365*24*time.Hour, ratelimit.Capacity(capacity+10), ratelimit.Shards(shards)).Key("all")

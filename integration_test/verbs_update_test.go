@@ -83,13 +83,13 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 				}, map[string]int{kind.update: 1}},
 				{"a call of a Coalescer, alone", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					c := &ratelimit.Coalescer{Pool: pool}
-					defer c.Close()
+					defer closeCoalescer(t, c)
 					_, err := limits.Consume(t.Context(), c, r)
 					return err
 				}, map[string]int{kind.update: 1}},
 				{"the same, AsyncCommit", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					c := &ratelimit.Coalescer{Pool: pool, AsyncCommit: true}
-					defer c.Close()
+					defer closeCoalescer(t, c)
 					_, err := limits.Consume(t.Context(), c, r)
 					return err
 				}, map[string]int{kind.update: 1}},

@@ -228,7 +228,7 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 			db := ratelimit.DB(pool)
 			if on == "coalescer" {
 				c := &ratelimit.Coalescer{Pool: pool}
-				t.Cleanup(c.Close)
+				t.Cleanup(func() { closeCoalescer(t, c) })
 				db = c
 			}
 			limit := ratelimit.TokenBucket("third party", 20, time.Second, ratelimit.Capacity(1))
@@ -266,7 +266,7 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 // waitHandles are the handles of one pool on which Wait is allowed.
 func waitHandles(t *testing.T, pool *pgxpool.Pool) map[string]ratelimit.DB {
 	c := &ratelimit.Coalescer{Pool: pool}
-	t.Cleanup(c.Close)
+	t.Cleanup(func() { closeCoalescer(t, c) })
 	return map[string]ratelimit.DB{"pool": pool, "coalescer": c}
 }
 
@@ -546,7 +546,7 @@ func TestAWaitThatNoFloorBoundsSkipsACoalescersQueue(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	release := holdFlights(t, coalescer, pool)
 	defer release()
 	ctx, cancel := context.WithTimeout(t.Context(), patience) // in the queue, it would stay until then

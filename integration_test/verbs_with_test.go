@@ -46,7 +46,7 @@ func TestKeysWithNumbersOfTheirOwnInACoalescer(t *testing.T) {
 	pool := newPool(t, 3)
 	limiter, _ := newLimiter()
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
+	defer closeCoalescer(t, coalescer)
 	limit := ratelimit.TokenBucket("calls", 5, time.Minute, ratelimit.Varies(time.Hour))
 	customers := []struct {
 		ratelimit.Request

@@ -245,7 +245,7 @@ func (w *everything) givesBack(p *worldProgram, ends bool) {
 	ids, now := w.ids(), w.clock.now
 	before := w.balances(p, ids...)
 	if ends {
-		p.memory.Close()
+		_ = p.memory.Close(w.Context())
 	} else {
 		aheadclock.Sweep(p.memory.Coalescer)
 	}

@@ -180,7 +180,7 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 	ttl := min(max(s.For, 100*time.Millisecond), 366*24*time.Hour)
 	switch {
 	case job == 4:
-		ttl = ratelimit.NoEnd
+		ttl = ratelimit.Forever
 	case s.For == 0:
 		ttl = time.Minute
 	}

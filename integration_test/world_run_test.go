@@ -164,8 +164,8 @@ func (w *everything) end() {
 	}
 	for _, p := range w.programs {
 		if p != nil {
-			p.coalescer.Close()
-			p.memory.Close()
+			_ = p.coalescer.Close(w.Context()) // after faults, what is ahead may be lost
+			_ = p.memory.Close(w.Context())
 			p.stop()
 		}
 	}
@@ -176,8 +176,8 @@ func (w *everything) end() {
 // restart starts a program anew. The first one follows overrides; the others read them whenever something has changed.
 func (w *everything) restart(ctx context.Context, i int) {
 	if p := w.programs[i]; p != nil {
-		p.coalescer.Close()
-		p.memory.Close()
+		_ = p.coalescer.Close(w.Context()) // after faults, what is ahead may be lost
+		_ = p.memory.Close(w.Context())
 		w.must(p.recorder.Flush(ctx))
 		p.stop()
 	}

@@ -176,7 +176,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 	}
 	job, ttl := fmt.Sprintf("job %d.%d|%d", id.limit, id.key, 2*r.IntN(2)+1-bit(slot)), time.Hour
 	if what == "hold" && r.IntN(4) == 0 {
-		job, ttl = fmt.Sprintf("job %d.%d|4", id.limit, id.key), ratelimit.NoEnd
+		job, ttl = fmt.Sprintf("job %d.%d|4", id.limit, id.key), ratelimit.Forever
 	}
 	if what != "once" && h == nil && slices.ContainsFunc(w.holds, func(h *worldHold) bool { return h.id == job && h.ended == "" }) {
 		return
@@ -224,7 +224,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 		}
 	case "once":
 		repeat(func(ctx context.Context, db ratelimit.DB) error {
-			_, err := p.asks.Once(ctx, db, fmt.Sprintf("event %d", w.step), ttl, requests...)
+			_, _, err := p.asks.Once(ctx, db, fmt.Sprintf("event %d", w.step), ttl, requests...)
 			return err
 		})
 	case "consume":

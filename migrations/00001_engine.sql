@@ -141,6 +141,22 @@ CREATE FUNCTION ratelimit._one_server() RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN true;
 
+-- Which database this is, for a program that has several. Standbys, restarts and other names of a server are the same one. NULL: it is not
+-- known, as of a distributed schema, which each node is asked for.
+CREATE FUNCTION ratelimit._database() RETURNS text
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RETURN CASE WHEN ratelimit._one_server() THEN (
+        SELECT s.system_identifier::text || ' ' || d.oid::text
+          FROM pg_catalog.pg_control_system() AS s CROSS JOIN pg_catalog.pg_database AS d
+         WHERE d.datname = current_database()) END;
+EXCEPTION WHEN insufficient_privilege OR undefined_function OR feature_not_supported THEN
+    RETURN NULL;
+END
+$body$;
+
 -- The decision on one limit. value and ts are the row's new state if it was granted, or the state that led to the denial.
 -- A named type saves time: Postgres assembles the row type of OUT parameters again for every call, and a ROW that is cast to
 -- this type needs no conversion on return.
@@ -1412,12 +1428,10 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
-    IF coalesce(reason, who) IS NOT NULL THEN
-        IF deleted > 0 THEN
-            PERFORM ratelimit._note_reset(name, key, reason, who);
-        ELSE
-            PERFORM ratelimit._check_known(name);
-        END IF;
+    IF deleted = 0 THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    ELSIF coalesce(reason, who) IS NOT NULL THEN
+        PERFORM ratelimit._note_reset(name, key, reason, who);
     END IF;
     RETURN deleted;
 END
@@ -1440,7 +1454,7 @@ With a reason or with who, it adds a row to ratelimit.overrides if it deletes ro
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
-  22023   an argument is invalid, or the key has slots that are in use; with a reason or who, also if nobody knows the limit, as for ratelimit.restore
+  22023   an argument is invalid, or the key has slots that are in use, or programs publish limits and nobody knows this one
 $text$;
 
 -- Decides many calls for one or several limits without shards. Each call is decided as if it had been made alone, in order.
@@ -2094,6 +2108,9 @@ DECLARE
         WHEN start IS NOT NULL AND kind <> 'fixed window' THEN pg_catalog.format('start must be NULL for a %s, not %s', kind, start)
         WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
             pg_catalog.format('start must be between the years 1 and 9999, not %s', start)
+        WHEN start <> date_trunc('second', start) THEN
+            pg_catalog.format('start must have no fraction of a second, as the time of now has: all programs need the same instant, not %s', start)
+        WHEN start = '0001-01-01 00:00:00+00' THEN 'start must not be the first instant of the year 1, which is no time in Go'
         WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
             pg_catalog.format('shards must be a whole number between 1 and 100, not %s', coalesce(shards::text, 'NULL'))
     END;
@@ -2724,8 +2741,10 @@ BEGIN
     others := ARRAY(
         SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
           FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts), pg_catalog.unnest(whole)) AS n (name, text, one)
-          JOIN ratelimit.definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
-           AND (o.current OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval))
+          JOIN ratelimit.definitions AS o ON o.name = n.name AND o.definition <> n.text -- of this program, in a list that is still in use
+           AND (o.current AND o.program <> program COLLATE "C"
+                OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval
+                    OR (o.start IS NULL) <> (n.one->>'start'::text IS NULL) OR date_bin(o.period, o.start, (n.one->>'start'::text)::timestamptz) <> o.start))
          GROUP BY o.name, n.text, o.program, o.definition
          ORDER BY o.name, o.program, o.definition
          LIMIT 10);
@@ -6923,6 +6942,9 @@ BEGIN
              GROUP BY r.key
           ) AS k
          ORDER BY k.denied DESC, k.last_denied DESC, k.key;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.denials AS r WHERE r.name = name COLLATE "C") THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    END IF;
 END
 $body$;
 
@@ -7061,7 +7083,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_as_known,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_as_known,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_database,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -7083,7 +7105,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_as_known,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_database,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_as_known,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -7314,6 +7336,7 @@ DROP FUNCTION ratelimit._consume(name text, key text, rate double precision, per
 DROP TYPE ratelimit._settled;
 DROP TYPE ratelimit._decisions;
 DROP TYPE ratelimit._decision;
+DROP FUNCTION ratelimit._database();
 DROP FUNCTION ratelimit._one_server();
 DROP FUNCTION ratelimit._distributed();
 DROP FUNCTION ratelimit._valid(rate double precision, period interval, capacity double precision, count double precision, now timestamptz);

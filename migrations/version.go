@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7452cf5be7508331ce5e763b30142b1d22f5b8e98c9d63c261b7171bac21f636"
+const Hash = "23e6ab2600bc85dd52c191effba26ca17ba24ac3d31dacf973f3042fc5614e6e"

@@ -17,3 +17,6 @@ SELECT ratelimit.restore(@name::text, sqlc.narg('key')::text, NULL, sqlc.narg('w
 
 -- name: Unblock :one
 SELECT ratelimit.unblock(@name::text, sqlc.narg('key')::text, sqlc.narg('who')::text, @global::boolean, @every_key::boolean)::integer AS ended;
+
+-- name: Database :one
+SELECT coalesce(ratelimit._database(), '')::text AS known;

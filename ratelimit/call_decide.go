@@ -7,11 +7,15 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, err error) {
 	c = call{verb: v, schema: l.Schema, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.overrides}
+	if err = l.changed(requests); err != nil {
+		return c, err
+	}
 	if c.does.refunds {
 		if c.receipt, err = of.receipt.read(); err != nil {
 			return c, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(requests), err)
@@ -37,6 +41,11 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 	c.requests, c.inForce = l.overrides.applied(c.does, requests, c.local)
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil && !c.allowedLater(err) {
 		return c, err
+	}
+	if c.does.ignoresCount {
+		if err = noCounts(string(v), requests); err != nil {
+			return c, err
+		}
 	}
 	if isInMemory(db) && (c.does.holds || c.does.slots && anyOf(c.demands, func(d *demand) bool { return d.limit.slots })) {
 		return c, invalidCall(requests, "the database in memory of package ratelimittest has no holds: test them with Postgres")
@@ -65,6 +74,9 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 
 // checkReceipt checks that a refund's receipt covers its demands. A demand that was granted without a row gets nothing back.
 func (c *call) checkReceipt() error {
+	if !inschema.Same(c.receipt.Schema, c.schema) {
+		return invalidCall(c.asked, fmt.Sprintf("the receipt is of the schema %.100q", cmp.Or(c.receipt.Schema, inschema.Default)))
+	}
 	if err := c.receipt.covers(c.demands); err != nil {
 		return err
 	}
@@ -147,6 +159,9 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 			At: result.At, RetryAt: result.RetryAt, RetryAfter: result.RetryAfter, Remaining: result.Remaining, ResetAt: result.ResetAt,
 			Requests: result.Requests, Reason: cmp.Or(reason, result.known, ReasonQuota),
 		}
+	}
+	if c.schema != inschema.Default {
+		result.schema = c.schema
 	}
 	return result, nil
 }

@@ -152,6 +152,16 @@ func (d *demand) validate(does *rules) error {
 	return nil
 }
 
+// noCounts refuses a Count where it means nothing.
+func noCounts(what string, requests []Request) error {
+	for i := range requests {
+		if requests[i].tokens != 1 {
+			return invalidCall(requests[i:i+1], what+" has no Count: it is about the key")
+		}
+	}
+	return nil
+}
+
 // withoutRows takes the demands without rows out of all demands. It reuses the memory of all.
 func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []demand) {
 	for i := range all {

@@ -185,11 +185,11 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"resume": {verbResume, []Request{slow.Key("cid").Count(5), bucketAndWindow[1]}, false, func(q *dbsqlc.Queries) error {
+		"resume": {verbResume, []Request{slow.Key("cid"), bucketAndWindow[1].Count(1)}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Resume(ctx, dbsqlc.ResumeParams{Names: []string{"bucket", "slow"}, Keys: []string{"ann", "cid"}, Now: &noon})
 			return err
 		}},
-		"reset": {verbReset, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
+		"reset": {verbReset, []Request{bucketAndWindow[0].Count(1), bucketAndWindow[1].Count(1)}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Reset(ctx, dbsqlc.ResetParams{Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"}})
 			return err
 		}},

@@ -14,6 +14,8 @@ type life struct {
 	idle       chan struct{} // closed when there are none, and none may begin
 	becameIdle sync.Once
 
+	fields fields // of the Limiter
+
 	over       context.Context    // of the background, and of what runs in a During
 	end        context.CancelFunc // ends it
 	background sync.WaitGroup

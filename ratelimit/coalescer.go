@@ -42,7 +42,7 @@ type Coalescer struct {
 	AsyncCommit bool
 
 	// Pace is the least time between the starts of two statements, for floods: more calls share each statement. The
-	// default, 0, is no pace. With 3 ms, there are at most 333 statements a second, and a call, or [Coalescer.Close],
+	// default, 0, is no pace. It is 0.1 ms to 10 s; anything else is [ErrInvalid], at the first call. With 3 ms, there are at most 333 statements a second, and a call, or [Coalescer.Close],
 	// waits up to 3 ms longer. Calls that share no statement ignore the pace, as do retried statements, and those for
 	// calls that the one before could not decide. Do not combine it with a [Limiter.Clock]: calls at different instants
 	// are separate statements.
@@ -83,18 +83,39 @@ type Coalescer struct {
 	memory memory // with Ahead
 }
 
+// The bounds of a pace: any statement is longer than the least.
+const (
+	leastPace = 100 * time.Microsecond
+	mostPace  = 10 * time.Second
+)
+
 // coalescer lets coalescerOf find a Coalescer in a DB.
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
-// Close waits until every call that has arrived is decided, however long the database takes, but not for a Wait that
-// sleeps. Later calls of Consume, Wait, Reserve and Take return [ErrClosed]; a Charge goes straight to the pool. So close it after
-// the last caller has returned, for example after http.Server.Shutdown, and before the pool.
-func (c *Coalescer) Close() {
+// Close waits until every call that has arrived is decided, but not for a Wait that sleeps, and then gives back what is
+// ahead. It takes no longer than ctx, so ctx must have time left: if ctx ends before, the error matches ctx's, and the rest
+// goes on in the background. An error also says that something did not come back. Later calls of Consume, Wait, Reserve and
+// Take return [ErrClosed]; a Charge goes straight to the pool. So close it after the last caller has returned, for example
+// after http.Server.Shutdown, and before the Limiter and the pool. A second Close waits for the same.
+func (c *Coalescer) Close(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
-	c.calls.Wait()
-	c.closeAhead()
+	ended := make(chan struct{})
+	go func() {
+		c.calls.Wait()
+		c.closeAhead()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return fmt.Errorf("ratelimit: close: %w: calls have not been decided, or what is ahead has not come back", over(ctx))
+	}
+	if err := c.memory.lost; err != nil {
+		return fmt.Errorf("ratelimit: close: what was ahead may be lost: %w", inner{err})
+	}
+	return nil
 }
 
 // QueryRow sends the query straight to the pool.
@@ -119,6 +140,9 @@ const (
 func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error {
 	if _, err := inschema.Text("", asked.schema); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if c.Pace != 0 && (c.Pace < leastPace || c.Pace > mostPace) {
+		return fmt.Errorf("%w: a Coalescer's Pace of %v is not between %v and %v (a bare number in Go is nanoseconds)", ErrInvalid, c.Pace, leastPace, mostPace)
 	}
 	foreseeable, queued := false, false
 	if c.Ahead != 0 {

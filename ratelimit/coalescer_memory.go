@@ -40,6 +40,7 @@ type memory struct {
 	closing    sync.Once
 	known      sync.Once // it is in remembering
 	sweeping   atomic.Bool
+	lost       error // why Close could not give something back; read after it
 	returning  atomic.Pointer[returning]
 	clock      func() time.Time // of a test: see package aheadclock
 }
@@ -450,6 +451,9 @@ func (c *Coalescer) giveBack(lots []unused, at algebra.Micros) {
 		_, err := db.ask(ctx, refund(from, ds, nullable(clock)))
 		return err
 	})
+	if err != nil && c.memory.closed.Load() {
+		c.memory.lost = err
+	}
 	c.reportBatch(0, err)
 }
 

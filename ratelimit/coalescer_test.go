@@ -23,7 +23,9 @@ func TestACoalescerWithoutAPoolIsInvalid(t *testing.T) {
 			t.Errorf("%s: %v, want ErrInvalid", verb, err)
 		}
 	}
-	coalescer.Close()
+	if err := coalescer.Close(ctx); err != nil {
+		t.Error(err)
+	}
 	for name, db := range map[string]ratelimit.DB{"nil": (*ratelimit.Coalescer)(nil), "embedded nil": struct{ *ratelimit.Coalescer }{}} {
 		if _, err := limiter.Consume(ctx, db, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("consume on %s: %v, want ErrInvalid", name, err)

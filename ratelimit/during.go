@@ -36,7 +36,7 @@ const settleTimeout = 10 * time.Second
 // [ErrInvalid], after all was settled, if fn names what was not held. If Settle fails for 10 seconds, it is that error,
 // and the hold ends by itself.
 //
-// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. Otherwise, and with [NoEnd],
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. Otherwise, and with [Forever],
 // it is ErrInvalid. All holds of a Limiter on a pool are extended together, on a connection of their own: one more than
 // the *pgxpool.Pool has, or one of the *sql.DB, which needs two.
 func (l *Limiter) During(
@@ -81,7 +81,7 @@ func (l *Limiter) during(
 		return unasked, err
 	case fn == nil:
 		return unasked, invalidCall(requests, "the function is nil")
-	case ttl == NoEnd:
+	case ttl == Forever:
 		return unasked, invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
 	case ttl < minTTL || ttl > maxTTL:
 		return unasked, invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))

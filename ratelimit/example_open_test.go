@@ -64,11 +64,11 @@ func shutDown(ctx context.Context, server *http.Server, workers jobWorkers, coal
 	if errs[0] != nil {
 		_ = server.Close() // a handler that goes on has a context that ends now
 	}
-	coalescer.Close() // if there is one: its waiting calls are decided
 	closing, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	errs = append(errs, limits.Close(closing)) // the last counts are written
-	pool.Close()                               // waits for connections that are in use
+	errs = append(errs, coalescer.Close(closing)) // if there is one: its waiting calls are decided
+	errs = append(errs, limits.Close(closing))    // the last counts are written
+	pool.Close()                                  // waits for connections that are in use
 	return errors.Join(errs...)
 }
 

@@ -211,8 +211,8 @@ func ExampleLimiter_Once() {
 	}
 	for _, event := range []call{{"event 1", "acme"}, {"event 1", "acme"}, {"event 1", "acme"}} {
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			result, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
-			if err != nil || result.Repeated { // denied; or it was handled before
+			first, _, err := limits.Once(ctx, tx, "stripe/"+event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
+			if err != nil || !first { // denied; or it was handled before
 				return err
 			}
 			return handle(ctx, tx, event)
@@ -230,11 +230,11 @@ func ExampleSlots() {
 	projects := ratelimit.Slots("projects", 1) // of each team
 
 	// In the transaction that inserts the project:
-	if _, err := limits.Hold(ctx, pool, "project 17", ratelimit.NoEnd, projects.Key("team 7")); err != nil {
+	if _, err := limits.Hold(ctx, pool, "project 17", ratelimit.Forever, projects.Key("team 7")); err != nil {
 		fmt.Println(err)
 		return
 	}
-	_, err := limits.Hold(ctx, pool, "project 18", ratelimit.NoEnd, projects.Key("team 7"))
+	_, err := limits.Hold(ctx, pool, "project 18", ratelimit.Forever, projects.Key("team 7"))
 	fmt.Println("a second project:", errors.Is(err, ratelimit.ErrDenied))
 
 	// In the transaction that deletes it:
@@ -242,7 +242,7 @@ func ExampleSlots() {
 		fmt.Println(released, err)
 		return
 	}
-	_, err = limits.Hold(ctx, pool, "project 18", ratelimit.NoEnd, projects.Key("team 7"))
+	_, err = limits.Hold(ctx, pool, "project 18", ratelimit.Forever, projects.Key("team 7"))
 	fmt.Println("after that:", err)
 	// Output:
 	// a second project: true
@@ -524,7 +524,7 @@ func ExampleHot() {
 func ExampleCoalescer() {
 	requests := ratelimit.TokenBucket("requests", 100, 24*time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
-	defer coalescer.Close()                       // after the server, before the pool
+	defer func() { _ = coalescer.Close(ctx) }()   // after the server, before the pool
 
 	var granted atomic.Int64
 	var wg sync.WaitGroup
@@ -545,7 +545,7 @@ func ExampleCoalescer() {
 func ExampleCoalescer_ahead() {
 	month := ratelimit.CalendarWindow("month", 100_000, ratelimit.Month)
 	coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: 50 * time.Millisecond}
-	defer coalescer.Close() // gives back what is ahead
+	defer func() { _ = coalescer.Close(ctx) }() // gives back what is ahead
 	for range 300 {
 		if _, err := limits.Consume(ctx, coalescer, month.Key("ann")); err != nil {
 			fmt.Println(err)
@@ -912,7 +912,7 @@ func ExampleCoalescer_lockTimeout() {
 	}
 	defer own.Close()
 	coalescer := &ratelimit.Coalescer{Pool: own}
-	defer coalescer.Close()
+	defer func() { _ = coalescer.Close(ctx) }()
 
 	searches := ratelimit.TokenBucket("searches", 100, time.Hour)
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

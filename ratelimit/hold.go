@@ -46,9 +46,9 @@ type Held struct {
 	sentAt time.Time // when the statement was sent, on a connection that was there
 }
 
-// NoEnd is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No
+// Forever is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No
 // computation of durations yields it. [Limiter.During] and [Limiter.Once] refuse it.
-const NoEnd time.Duration = math.MinInt64
+const Forever time.Duration = math.MinInt64
 
 // Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work
 // is settled or released, or when ttl is over: it is for work that may die. In a transaction, it locks the keys until
@@ -56,11 +56,11 @@ const NoEnd time.Duration = math.MinInt64
 //
 // id is the name of the work, not of a worker: the customer, the kind of work, its number. A key that customers share,
 // as of Global, knows the ids of all. An id has 1 to 255 bytes of UTF-8, without control characters and without ~ in
-// front. ttl is 100 ms to 366 days, or [NoEnd]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
+// front. ttl is 100 ms to 366 days, or [Forever]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], another delivery of the work holds the id, until
 // RetryAt. With [ReasonSettled], the work was settled within a day: drop the delivery. For slots, RetryAt is the
-// latest, if no hold is extended and nothing else is taken. With NoEnd, an id that is held so is granted again,
+// latest, if no hold is extended and nothing else is taken. With Forever, an id that is held so is granted again,
 // Repeated, and nothing is taken. With [WaitUpTo], it waits for room.
 //
 // A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least.
@@ -81,7 +81,7 @@ func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration,
 		return held, Result{}, err
 	}
 	h := &holding{id: id, ttl: ttl}
-	if ttl != NoEnd {
+	if ttl != Forever {
 		h.uuid = newUUID()
 	}
 	var result Result
@@ -98,7 +98,7 @@ func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration,
 		At: result.At, Repeated: result.Repeated, Remaining: result.Remaining, ResetAt: result.ResetAt, Requests: result.Requests,
 		sentAt: result.held.sentAt,
 	}
-	if held.Token = id; ttl != NoEnd {
+	if held.Token = id; ttl != Forever {
 		held.Token = holdToken(h.uuid, id, result.Requests)
 		if err == nil {
 			held.Expires = result.held.until.Time()
@@ -209,10 +209,10 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 }
 
 // Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call
-// for the id, within keep, takes nothing and is granted, Repeated, also when there are no tokens left. Call it in the
+// for the id, within keep, takes nothing and is granted, but is not the first, also when there are no tokens left. Call it in the
 // transaction that handles the event: if that rolls back, the next delivery counts.
 //
-// On a pool, it is for counting alone: the id is counted although the handler fails afterwards, so a Repeated event
+// On a pool, it is for counting alone: the id is counted although the handler fails afterwards, so a repeated event
 // must be handled all the same. A denial is not remembered. After [ErrUnknownOutcome], call it again.
 //
 // id is as for [Limiter.Hold], and one that Hold has used for the limit and key is known, too. It counts for each limit
@@ -220,10 +220,11 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 // counts anew.
 //
 // It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots
-// are [ErrInvalid]. A Repeated result has no numbers and no receipt. That of the first call can be refunded: the id
+// are [ErrInvalid]. The result of a repeated event has no numbers and no receipt. That of the first call can be refunded: the id
 // stays counted.
-func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
+func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (first bool, result Result, err error) {
+	result, err = l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
+	return err == nil && !result.Repeated, result, err
 }
 
 const (
@@ -255,7 +256,7 @@ func (h *holding) token128() any {
 
 // interval is the ttl as an argument.
 func (h *holding) interval() pgtype.Interval {
-	return pgtype.Interval{Microseconds: h.ttl.Microseconds(), Valid: h.ttl != NoEnd}
+	return pgtype.Interval{Microseconds: h.ttl.Microseconds(), Valid: h.ttl != Forever}
 }
 
 // matches reports whether the token says that a demand is for what is held: for tokens, and as many.
@@ -297,12 +298,12 @@ const (
 func (h *holding) validate(v verb) error {
 	if v == verbHold || v == verbOnce {
 		switch {
-		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == NoEnd && v == verbHold:
+		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == Forever && v == verbHold:
 			return nil
 		case v == verbOnce:
 			return fmt.Errorf("keep %v is not between %v and %v", h.ttl, minTTL, maxTTL)
 		}
-		return fmt.Errorf("ttl %v is not between %v and %v, nor NoEnd", h.ttl, minTTL, maxTTL)
+		return fmt.Errorf("ttl %v is not between %v and %v, nor Forever", h.ttl, minTTL, maxTTL)
 	}
 	read, err := readToken(h.token)
 	if err == nil {

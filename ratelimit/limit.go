@@ -143,7 +143,7 @@ func MaxReserved(tokens float64) Option {
 
 // Start puts a fixed window's grid through an instant: windows begin at t plus or minus whole periods. For the other
 // kinds, Start is a mistake. All processes need the same t: with time.Now(), each has windows of its own, and each
-// grants all.
+// grants all. So a fraction of a second is [ErrInvalid], as is the zero time.
 func Start(t time.Time) Option { return option{"Start", func(c *Config) { c.Start = &t }} }
 
 // Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has

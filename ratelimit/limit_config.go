@@ -46,7 +46,7 @@ type Config struct {
 //   - The period of a calendar window is "1 day", "1 week", "1 month", "1 quarter" or "1 year", with a [Zone] and an
 //     [Anchor].
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
-//   - Start is between the years 1 and 9999, and is only set for a fixed window.
+//   - Start is between the years 1 and 9999, not the zero time, and a whole second. It is only set for a fixed window.
 //   - 0 <= shards <= 100; 0 means 1.
 //   - Varies is a duration. The limit's numbers fill a row from 0 within it.
 func (c Config) Limit() (Limit, error) { return c.limit(nil) }
@@ -124,6 +124,9 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 	}
 	if year := l.start.Year(); year < 1 || year > 9999 {
 		mistake("start %v is not between the years 1 and 9999", c.Start)
+	}
+	if l.start.IsZero() || l.start.Nanosecond() != 0 {
+		mistake("start %v is the zero time, or has a fraction of a second: all programs need the same instant, so it is not time.Now()", c.Start)
 	}
 	if mistakes == nil {
 		l.numbers.Start = algebra.Min + (algebra.At(l.start)-algebra.Min)%algebra.Micros(l.numbers.Period.Microseconds())

@@ -47,6 +47,8 @@ func TestAnErrorNamesEveryMistakeOfADefinition(t *testing.T) {
 		{Config{Name: "messages", Kind: kindTokenBucket, Shards: 101}, []string{`limit "messages"`, "rate is missing", "period is missing", "101 shards"}},
 		{Config{Name: "messages", Capacity: &few, MaxReserved: &many}, []string{`kind ""`, "rate is missing", "capacity 1e-16", "maxReserved NaN"}},
 		{Config{Name: "a\x00b", Kind: kindTokenBucket, Rate: new(1.0), Start: &start}, []string{"NUL", "period is missing", "only a fixed window has a start", "start 0000"}},
+		{Config{Name: "messages", Kind: kindFixedWindow, Start: new(time.Time)}, []string{"rate is missing", "start 0001-01-01 00:00:00 +0000 UTC is the zero time"}},
+		{Config{Name: "messages", Kind: kindFixedWindow, Start: new(start.AddDate(2026, 0, 0).Add(1))}, []string{"rate is missing", "a fraction of a second"}},
 	} {
 		_, err := row.config.Limit()
 		if !errors.Is(err, ErrInvalid) || strings.Count(err.Error(), ";") < len(row.want)-2 {
@@ -117,6 +119,7 @@ func TestAConfigTellsUnsetFromZero(t *testing.T) {
 // Two equal starts must make equal definitions, or a call with both would be an error.
 func TestAStartIsTheInstantAlone(t *testing.T) {
 	now := time.Now() // with a monotonic clock reading
+	now = now.Add(-time.Duration(now.Nanosecond()))
 	limit := FixedWindow("l", 1, time.Hour, Start(now))
 	roundTrip(t, limit)
 	if FixedWindow("l", 1, time.Hour, Start(now.In(time.FixedZone("", 3600)))) != limit {

@@ -38,7 +38,7 @@ type Limiter struct {
 	// only if that commits, and the calls of each attempt are reported.
 	//
 	// It is called by several goroutines at once, possibly while the transaction holds the limit's row: it should be
-	// quick, must not use the transaction, and must not panic.
+	// quick, must not use the transaction, and must not panic. A verb of this Limiter in it would call it again.
 	Observer func(ctx context.Context, d Decision)
 
 	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] or [Limiter.Retry] is about to try
@@ -70,6 +70,24 @@ type Decision struct {
 	// Took is the time of the call, with waits for rows. For the first statement in InTx it includes BEGIN and, with
 	// Hot, the wait for the turn in the database. A Wait's sleep is not in it.
 	Took time.Duration
+}
+
+// fields is what is known of a Limiter's exported fields: functions cannot be compared.
+type fields struct {
+	schema                   string
+	clock, observer, onRetry bool
+}
+
+func (l *Limiter) fields() fields {
+	return fields{l.Schema, l.Clock != nil, l.Observer != nil, l.OnRetry != nil}
+}
+
+// changed is the error of a Limiter of Open whose fields are not those of its Options.
+func (l *Limiter) changed(asked []Request) error {
+	if l.life == nil || l.fields() == l.life.fields {
+		return nil
+	}
+	return invalidCall(asked, "a field of the Limiter was changed after Open: set it in Options")
 }
 
 // now is the time of [Limiter.Clock]; NULL: there is none, and that of the database counts.

@@ -43,8 +43,6 @@ func (l *Limiter) Move(ctx context.Context, db DB, from, to Request) error {
 func (c *call) validateMove() error {
 	from, to := &c.requests[0], &c.requests[1]
 	switch {
-	case from.tokens != 1 || to.tokens != 1:
-		return fmt.Errorf("%w: limits %q and %q: a move has no Count: all that is used is moved", ErrInvalid, from.limit.name, to.limit.name)
 	case len(c.demands)+len(c.rowless) < 2:
 		return fmt.Errorf("%w: limit %q: a move from a key to itself", ErrInvalid, from.limit.name)
 	case !from.refillsWith(to):

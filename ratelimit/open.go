@@ -48,7 +48,7 @@ type Options struct {
 	OverridesListen bool
 
 	// Schema, Clock, Observer and OnRetry are those of [Limiter]. Usage takes the schema, too. Observer is called
-	// before Usage.
+	// before Usage. A Clock that is a minute from the database's is [ErrInvalid], unless NoBackground or NoOverrides.
 	Schema   string
 	Clock    func() time.Time
 	Observer func(ctx context.Context, d Decision)
@@ -133,6 +133,7 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 		return nil, err
 	}
 	l := &Limiter{Schema: o.Schema, Clock: o.Clock, Observer: o.observer(), OnRetry: o.OnRetry, overrides: o.overrides, life: newLife()}
+	l.life.fields = l.fields()
 	if len(o.Limits) > 0 {
 		l.definitions.only(o.Limits)
 	}
@@ -202,6 +203,12 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	if err := definitionsOnly(o.Limits); err != nil {
 		return nil, err
 	}
+	switch {
+	case o.NoSweep && o.SweepEvery != 0:
+		return nil, fmt.Errorf("%w: open: Options has NoSweep, and SweepEvery", ErrInvalid)
+	case o.NoBackground && (o.SweepEvery != 0 || o.OverridesEvery != 0 || o.OverridesListen):
+		return nil, fmt.Errorf("%w: open: Options has NoBackground, and says how often the background works", ErrInvalid)
+	}
 	for name, every := range map[string]time.Duration{"SweepEvery": o.SweepEvery, "OverridesEvery": o.OverridesEvery} {
 		if every != 0 && every < time.Millisecond {
 			return nil, fmt.Errorf("%w: open: Options.%s is %v: it must be 1ms or more, or 0 for the default (a bare number in Go is nanoseconds)", ErrInvalid, name, every)
@@ -258,6 +265,9 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	if l.overrides != nil {
 		if err := l.overrides.load(ctx); err != nil {
 			return o.refused("", err, "SELECT on ratelimit.overrides", "set Options.NoOverrides")
+		}
+		if o.Clock != nil && !o.NoBackground && l.overrides.strays(o.Clock()) {
+			return fmt.Errorf("%w: open: Options.Clock is for tests, and more than a minute from the clock of the database: leave it nil, or set NoBackground", ErrInvalid)
 		}
 	}
 	if sweeps {

@@ -51,6 +51,8 @@ type overrides struct {
 	logged atomic.Int64                  // when an error was logged
 	waking atomic.Pointer[chan struct{}] // is closed by the next change; nil: nobody waits
 	clocks atomic.Pointer[clocks]        // the database's clock; nil: as the process's
+
+	database atomic.Value // the string that says which it is, once it was asked
 }
 
 const (
@@ -310,6 +312,30 @@ func (o *overrides) follow(ctx context.Context) {
 	}
 }
 
+// sameDatabase refuses a handle of another database: its overrides would not hold here. Of other pools, it asks.
+func (o *overrides) sameDatabase(ctx context.Context, db DB) error {
+	if isInMemory(db) || isInMemory(o.db) || poolOf(db) != nil && poolOf(db) == poolOf(o.db) {
+		return nil
+	}
+	theirs, err := wire{db: db, schema: o.schema}.queries().Database(ctx)
+	if err != nil || theirs == "" {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	if known, _ := o.database.Load().(string); known == theirs {
+		return nil
+	}
+	ours, err := wire{db: o.db, schema: o.schema}.queries().Database(ctx)
+	if err != nil || ours == "" {
+		return nil // it is not proven
+	}
+	if o.database.Store(ours); ours != theirs {
+		return fmt.Errorf("%w: it is another database than that whose overrides this Limiter follows: Open a Limiter for each", ErrInvalid)
+	}
+	return nil
+}
+
 // changed is closed when overrides have changed.
 func (o *overrides) changed() <-chan struct{} {
 	for {
@@ -349,6 +375,16 @@ func (o *overrides) polled(sent, answered time.Duration, at time.Time) {
 		}
 	}
 	o.clocks.Store(&said)
+}
+
+// strays reports whether an instant of now is more than a minute from the database's clock, as far as that is known.
+func (o *overrides) strays(now time.Time) bool {
+	known := o.clocks.Load()
+	if known == nil {
+		return false
+	}
+	ahead := now.Sub(started.Add(time.Since(started)))
+	return ahead < known.low-time.Minute || ahead > known.high+time.Minute
 }
 
 // page reads one page.

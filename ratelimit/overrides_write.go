@@ -40,8 +40,8 @@ type End struct{ Who string }
 // closed: if the overrides cannot be read any more, blocks and lower numbers stay, and raised numbers and unlimited
 // keys count as defined after 5 minutes. An override ends at its time in any case.
 //
-// [ErrInvalid], before anything is sent, are also a Count, an [Unlimited] limit, and a Limiter that Open did not make
-// or that has NoOverrides. If programs publish their limits, and none has this name, it is SQLSTATE 22023. Outside a
+// [ErrInvalid], and nothing is written, are also a Count, an [Unlimited] limit, a Limiter that Open did not make or
+// that has NoOverrides, and a db that is proven to be another database than that of Open. If programs publish their limits, and none has this name, it is SQLSTATE 22023. Outside a
 // transaction, after any other error, the override may have been made all the same: call it again. docs/overrides.md
 // has the rest.
 func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Terms, numbers ...Option) (id int64, err error) {
@@ -132,6 +132,9 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 	if err != nil {
 		return 0, err
 	}
+	if err := l.overrides.sameDatabase(ctx, db); err != nil {
+		return 0, explainCall(verb(d.what), asked, err)
+	}
 	forget(ctx, db, asked)
 	defer forget(ctx, db, asked)
 	if n, err = d.ask(ctx, wire{db: db, schema: l.Schema}, args); err != nil {
@@ -168,6 +171,9 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 	if r.err == nil && r.limit.name == "" {
 		r.err = r.limit.Validate()
 	}
+	if err := l.changed(asked); err != nil {
+		return args, err
+	}
 	_, coalesces := coalescerOf(db)
 	switch {
 	case r.err != nil:
@@ -177,7 +183,7 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 	case coalesces:
 		return args, invalidCall(asked, d.what+" on a Coalescer: pass its Pool, or a transaction")
 	case r.tokens != 1:
-		return args, invalidCall(asked, d.what+" has no Count: it is about the key")
+		return args, noCounts(d.what, asked)
 	case l.overrides == nil:
 		return args, invalidCall(asked, fmt.Sprintf("this Limiter follows no overrides: Open it, without NoOverrides (or use the SQL function ratelimit.%s, or txlimit %s)", d.what, d.what))
 	}

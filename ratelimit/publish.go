@@ -24,9 +24,9 @@ import (
 // db is a pool, a connection, a READ COMMITTED transaction (above it is refused: SQLSTATE RL003), or [SQL] of one.
 // The role needs the word consume (ratelimit.grant). Of the Limiter, only Schema is used. [ErrInvalid], before
 // anything is sent, are also a limit made by [Limit.With], and the pool of a transaction inside its function
-// ([OutsideTx]). It is SQLSTATE 22023, and nothing is written, if another program, or an older version of this one
-// that still runs, has the name with another kind, period or [Start], or, without [Varies], another [Zone] or an
-// [Anchor] from which other windows follow.
+// ([OutsideTx]). It is SQLSTATE 22023, and nothing is written, if another program has the name with another
+// kind, period or [Start], or, without [Varies], another [Zone] or an [Anchor] from which other windows follow. (An
+// older version of this program that still runs is not compared.)
 func (l *Limiter) Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
 	if outside(ctx, db) {
 		return fmt.Errorf("%w: %s", ErrInvalid, outsideText("Publish", "pass tx instead of the pool"))

@@ -23,8 +23,8 @@ import (
 // back twice.
 //
 // A receipt is trusted, so do not send it to clients. Even if it was altered, a refund gives back no more than the
-// count asked for, and fills no limit above its capacity. It names the limit and the key. Of a text above 1 MiB, a
-// refund is [ErrInvalid].
+// count asked for, and fills no limit above its capacity. It names the schema, the limit and the key. Of a text above
+// 1 MiB, or by a Limiter of another schema, a refund is [ErrInvalid].
 type Receipt string
 
 // receipt is the content of a Receipt.
@@ -34,8 +34,9 @@ type Receipt string
 // refused, since the refund may depend on it.
 type receipt struct {
 	Version int       `json:"v"`
-	At      time.Time `json:"at"`    // of the decision
-	RunAt   time.Time `json:"runAt"` // when the work was told to run
+	Schema  string    `json:"schema,omitempty"` // of the limiter; empty: the default
+	At      time.Time `json:"at"`               // of the decision
+	RunAt   time.Time `json:"runAt"`            // when the work was told to run
 	Taken   []taken   `json:"taken"`
 	more    optional
 	index   map[limitKey]int // positions in Taken; see find
@@ -130,7 +131,7 @@ func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()
 	}
-	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.runAt.Time()}
+	made := receipt{Version: receiptVersion, Schema: r.schema, At: r.At, RunAt: r.runAt.Time()}
 	if r.takenAt != 0 {
 		made.At = r.takenAt.Time()
 	}

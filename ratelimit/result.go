@@ -51,6 +51,7 @@ type Result struct {
 	// Requests has the status of each request of the call, in order.
 	Requests []Status
 
+	schema      string         // of a grant; empty: the default
 	receipt     *receipt       // after a refund: the rest
 	balances    []Balance      // of Balance
 	pausedUntil time.Time      // of a Pause

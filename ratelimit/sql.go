@@ -146,8 +146,8 @@ type sqlTxBeginner interface {
 // at COMMIT, and rolled back if fn panics.
 //
 // In fn, a verb that writes on [SQL] of the same *sql.DB, and another InSQLTx on it, are [ErrInvalid] ([OutsideTx]),
-// as is a level that database/sql does not know. If fn ends the transaction itself, the error matches
-// [ErrUnknownOutcome].
+// as is a level that database/sql does not know. If fn calls tx.Commit or tx.Rollback, also in a defer, the error
+// matches [ErrUnknownOutcome]. A COMMIT as text is only seen before another attempt.
 //
 // As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. With [Hot],
 // its turn may then be given away before the server has ended it. A *sql.Conn must not be in a transaction: that is
@@ -164,11 +164,7 @@ func (l *Limiter) InSQLTx(
 		return fmt.Errorf("%w: the database or the function is nil", ErrInvalid)
 	}
 	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {
-		level, ok := sqlLevels[isolation]
-		if !ok {
-			return nil, fmt.Errorf("%w: database/sql does not know the isolation level %q", ErrInvalid, isolation)
-		}
-		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sqlLevels[isolation]})
 		if err != nil {
 			return nil, err
 		}
@@ -179,7 +175,22 @@ func (l *Limiter) InSQLTx(
 			}
 		}
 		return &transaction{
-			run:      func(ctx context.Context) error { return fn(ctx, tx) },
+			run: func(ctx context.Context) error {
+				err := fn(ctx, tx)
+				if err == nil || ctx.Err() != nil { // with ctx, database/sql rolls back
+					return err
+				}
+				if retryable(err) { // SAVEPOINT fails differently where a COMMIT as text has ended the transaction
+					_, ended := tx.ExecContext(ctx, "SAVEPOINT txlimit")
+					if sqlState(ended) == "25P01" {
+						return endedByFunction(err)
+					}
+				}
+				if errors.Is(tx.Rollback(), sql.ErrTxDone) {
+					return endedByFunction(err)
+				}
+				return err
+			},
 			rollback: func(context.Context) error { return tx.Rollback() },
 			commit: func(ctx context.Context) error {
 				err := tx.Commit()
@@ -193,7 +204,6 @@ func (l *Limiter) InSQLTx(
 }
 
 var sqlLevels = map[pgx.TxIsoLevel]sql.IsolationLevel{
-	"":                  sql.LevelDefault,
 	pgx.ReadUncommitted: sql.LevelReadUncommitted,
 	pgx.ReadCommitted:   sql.LevelReadCommitted,
 	pgx.RepeatableRead:  sql.LevelRepeatableRead,

@@ -43,10 +43,13 @@ func newTxOptions(options []TxOption) (txOptions, error) {
 		}
 		option.set(&o)
 	}
+	if _, known := sqlLevels[o.isolation]; !known {
+		return o, fmt.Errorf("%w: Postgres has no isolation level %q: pass one of pgx's, such as pgx.ReadCommitted", ErrInvalid, o.isolation)
+	}
 	return o, nil
 }
 
-// Isolation sets the isolation level. The default is pgx.Serializable.
+// Isolation sets the isolation level, one of the four of pgx. The default is pgx.Serializable.
 func Isolation(level pgx.TxIsoLevel) TxOption {
 	return txOption(func(o *txOptions) { o.isolation, o.begins = level, "Isolation" })
 }
@@ -80,7 +83,7 @@ const rollbackTimeout = 5 * time.Second
 // writes on db itself, if db is a pool, is [ErrInvalid] without [OutsideTx], as is another InTx on it. If the
 // transaction cannot begin, all statements of fn fail, and InTx returns the reason even if fn hides it. fn must not end
 // the transaction: after tx.Rollback, the error matches pgx.ErrTxCommitRollback, and after tx.Commit, or a COMMIT or
-// ROLLBACK as text, ErrUnknownOutcome. (InSQLTx cannot see such a text.)
+// ROLLBACK as text, ErrUnknownOutcome, not [ErrDenied], and it is not run again.
 func (l *Limiter) InTx(
 	ctx context.Context,
 	db interface {
@@ -118,6 +121,9 @@ func (l *Limiter) InTx(
 				if tx.failed != nil && !errors.Is(err, tx.failed) { // fn may hide it
 					return tx.failed
 				}
+				if tx.maybeCommitted() {
+					return endedByFunction(err)
+				}
 				if err == nil && conn.IsClosed() && !tx.ended { // fn may hide that too; COMMIT cannot be sent
 					return fmt.Errorf("ratelimit: commit: %w", pgconn.ErrConnClosed)
 				}
@@ -127,9 +133,6 @@ func (l *Limiter) InTx(
 				defer release()
 				if tx.rolledBack {
 					return fmt.Errorf("%w: the function has rolled it back, which it must not do", pgx.ErrTxCommitRollback)
-				}
-				if conn.PgConn().TxStatus() == 'I' && !tx.ended { // COMMIT would be no more than a warning
-					return errors.New("a statement of the function has ended the transaction, which it must not do")
 				}
 				return tx.Commit(ctx)
 			},
@@ -155,11 +158,27 @@ func (l *Limiter) beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.
 					return beginFailed(t, err)
 				}
 			}
-			return fn(ctx, tx)
+			err := fn(ctx, tx)
+			if err == nil || !errors.Is(rollBack(ctx, tx.Rollback), pgx.ErrTxClosed) {
+				return err
+			}
+			if inMemory, ok := tx.(interface{ Committed() bool }); ok && !inMemory.Committed() { // of others, nobody knows
+				return err
+			}
+			return endedByFunction(err)
 		},
 		commit:   tx.Commit,
 		rollback: tx.Rollback,
 	}, nil
+}
+
+// endedByFunction is the error of a transaction that its function has ended, perhaps by a commit. err is the function's.
+func endedByFunction(err error) error {
+	ended := fmt.Errorf("ratelimit: commit: %w: the function has ended the transaction itself, which it must not do", ErrUnknownOutcome)
+	if err == nil {
+		return ended
+	}
+	return fmt.Errorf("%w; and then: %w", ended, beside{inner{err}})
 }
 
 // acquire is connOf or, for a pool, one of its connections until release is called.
@@ -306,9 +325,7 @@ func (l *Limiter) attempt(ctx context.Context, db any, isolation pgx.TxIsoLevel,
 	}
 	defer func() {
 		if !committing {
-			rollbackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-			defer cancel()
-			_ = tx.rollback(rollbackCtx)
+			_ = rollBack(ctx, tx.rollback)
 		}
 	}()
 	if err := tx.run(ctx); err != nil {
@@ -323,6 +340,13 @@ func (l *Limiter) attempt(ctx context.Context, db any, isolation pgx.TxIsoLevel,
 	}
 	committed = true
 	return true, nil
+}
+
+// rollBack rolls back, also if ctx has ended.
+func rollBack(ctx context.Context, rollback func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	return rollback(ctx)
 }
 
 // beginFailed explains the error of a transaction that did not begin, or could not lock the views of its turn.

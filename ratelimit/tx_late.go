@@ -22,8 +22,8 @@ type lateTx struct {
 	failed error  // why it did not begin: later statements fail with it, and tx is closed or aborted
 	ended  bool   // the connection may have another owner by now
 
-	committing bool // COMMIT was sent, or may have been
-	rolledBack bool // before any COMMIT: nothing is committed
+	committed  bool // perhaps: by COMMIT, or by a statement that ended the transaction
+	rolledBack bool // nothing is committed
 }
 
 // HandleType is for package internal/handles.
@@ -170,14 +170,25 @@ func (t *lateTx) Commit(ctx context.Context) error {
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
-	t.ended, t.committing = true, true
-	return t.tx.Commit(ctx)
+	t.maybeCommitted()
+	t.ended = true
+	err := t.tx.Commit(ctx)
+	t.committed = t.committed || err == nil || !notCommitted(err)
+	return err
+}
+
+// maybeCommitted reports whether the function has ended the transaction, and not by Rollback. Nobody can tell which statement it was.
+func (t *lateTx) maybeCommitted() bool {
+	if t.tx != nil && t.failed == nil && !t.ended && !t.conn.IsClosed() && t.conn.PgConn().TxStatus() == 'I' {
+		t.committed = true
+	}
+	return t.committed
 }
 
 // Rollback also keeps a transaction that has not begun from beginning later.
 func (t *lateTx) Rollback(ctx context.Context) error {
+	t.rolledBack = t.rolledBack || !t.maybeCommitted()
 	t.ended = true
-	t.rolledBack = t.rolledBack || !t.committing
 	if t.tx == nil {
 		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()
 		return nil

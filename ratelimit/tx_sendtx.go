@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -24,9 +26,9 @@ type batchTxBeginner interface {
 // If the connection breaks or ctx ends after the batch was sent, the error matches [ErrUnknownOutcome], since COMMIT
 // may have reached the server. The batch is not sent again.
 //
-// db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. The batch must not begin or end a transaction itself, nor be
-// sent by two goroutines at once. The option [Hot] is [ErrInvalid], and so is the pool of a transaction inside its
-// function: see [OutsideTx].
+// db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. Two goroutines must not send the batch at once. A query that
+// begins or ends a transaction, such as COMMIT, is [ErrInvalid]. So are the option [Hot], and the pool of a transaction
+// inside its function: see [OutsideTx].
 //
 // Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each
 // attempt, after COMMIT was sent. So an error of one rolls nothing back: later functions are not called, and the error
@@ -56,6 +58,11 @@ func (l *Limiter) SendTx(
 	if len(o.hot) > 0 {
 		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)
 	}
+	for _, q := range batch.QueuedQueries {
+		if m := controlsTx.FindStringSubmatch(q.SQL); m != nil && m[2] == "" {
+			return fmt.Errorf("%w: SendTx begins and ends the transaction: a batch has no %s", ErrInvalid, strings.ToUpper(m[1]))
+		}
+	}
 	var failed error
 	err = retry(ctx, o.attempts, l.OnRetry, func() (open bool, err error) {
 		failed, err = sendOnce(ctx, db, o.isolation, batch)
@@ -66,6 +73,10 @@ func (l *Limiter) SendTx(
 	}
 	return err
 }
+
+// controlsTx finds a statement that begins or ends a transaction, after spaces and comments. ROLLBACK TO, its second group, does neither.
+var controlsTx = regexp.MustCompile(`(?i)^(?:[\s;]|--.*\n|/\*(?:[^*]|\*+[^*/])*\*+/)*` +
+	`(begin|start|commit|end|abort|prepare\s+transaction|rollback(?:\s+(?:work|transaction))?(\s+to)?)(?:[\s;]|--|/\*|$)`)
 
 // sendOnce sends the batch in one transaction. If err is nil, the transaction was committed, and failed is the error of a
 // function that read its results.

@@ -231,7 +231,7 @@ func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests .
 }
 
 // Reset makes the limits full again for these keys, and forgets debts. Holds of their tokens are lost: a
-// [Limiter.During] ends its work. A limit of slots is [ErrInvalid]: release its holds. A valid Count is ignored. In
+// [Limiter.During] ends its work. A limit of slots is [ErrInvalid]: release its holds. So is a Count. In
 // REPEATABLE READ and SERIALIZABLE, rows committed after the transaction's snapshot stay.
 //
 // It writes nothing into the history of overrides. To say who has decided it, call the SQL function ratelimit.reset

@@ -70,7 +70,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}))
 	defer service.Close()
 	coalescer := &ratelimit.Coalescer{Pool: pool} // many calls at once, outside of transactions
-	defer coalescer.Close()
+	defer demo.Close(ctx, coalescer)
 
 	fmt.Println("second  it can take  rate  granted  failed")
 	for second, health := range []int64{50, 50, 50, 50, 50, 10, 10, 10, 10, 10, 50, 50, 50} {

@@ -111,7 +111,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	defer demo.Close(ctx, limiter) // after the server and the Coalescer
 
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
-	defer coalescer.Close()
+	defer demo.Close(ctx, coalescer)
 	var tried atomic.Int64
 	s := httptest.NewServer(server(limiter, coalescer, &tried)) // a real server, on a free port
 	defer s.Close()

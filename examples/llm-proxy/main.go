@@ -138,7 +138,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	defer demo.Close(ctx, limiter)                // after the server and the Coalescer
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
-	defer coalescer.Close()
+	defer demo.Close(ctx, coalescer)
 	calls := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: httplimit.By(llmCalls, team)}
 	tokens := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: estimate, Settle: true}
 	server := httptest.NewServer(calls.Handler(http.MaxBytesHandler(tokens.Handler(proxy(model.URL)), 1<<20)))

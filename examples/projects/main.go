@@ -74,7 +74,7 @@ func full(err error) bool {
 // create makes a project from Go. The Hold is the question, with an answer that Go understands; the trigger then holds the same id, and takes nothing.
 func create(ctx context.Context, limits *ratelimit.Limiter, pool *pgxpool.Pool, id, team string) error {
 	return limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := limits.Hold(ctx, tx, id, ratelimit.NoEnd, projects.Key(team)); err != nil {
+		if _, err := limits.Hold(ctx, tx, id, ratelimit.Forever, projects.Key(team)); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, "INSERT INTO projects (id, team) VALUES ($1, $2)", id, team)

@@ -25,7 +25,7 @@ var (
 
 	// What each team may spend per day, in tokens of a language model. (The day begins now, so that it does not end during
 	// the example.)
-	dailyTokens = ratelimit.FixedWindow("dailyTokens", 1_000_000, 24*time.Hour, ratelimit.Start(time.Now().Add(-time.Minute)))
+	dailyTokens = ratelimit.FixedWindow("dailyTokens", 1_000_000, 24*time.Hour, ratelimit.Start(time.Now().Add(-time.Minute).Truncate(time.Second)))
 )
 
 const schema = `

@@ -23,7 +23,7 @@ var (
 	limits *ratelimit.Limiter // of Open
 
 	// Days begin an hour ago, so that none ends during the example.
-	signUps = ratelimit.FixedWindow("signUps", 100, 24*time.Hour, ratelimit.Start(time.Now().Add(-time.Hour)))
+	signUps = ratelimit.FixedWindow("signUps", 100, 24*time.Hour, ratelimit.Start(time.Now().Add(-time.Hour).Truncate(time.Second)))
 
 	transactions atomic.Int64 // for the output
 )

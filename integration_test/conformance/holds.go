@@ -148,13 +148,13 @@ func once(t *trial) {
 	t.holding()
 	a, b := t.of(t.still("a", 10), t.key(0)), t.of(t.still("b", 10), t.key(1))
 	call := func(step string, repeated bool, event int, requests ...ratelimit.Request) {
-		r, err := t.limiter.Once(t.ctx, t.db, t.job(event), time.Hour, requests...)
+		_, r, err := t.limiter.Once(t.ctx, t.db, t.job(event), time.Hour, requests...)
 		t.must(step, err)
 		t.want(r.Repeated == repeated, "repeated %v, came %v", repeated, r.Repeated)
 	}
 	call("an event", false, 1, a.Count(6), b)
 	call("the same event", true, 1, b, a.Count(6))
-	_, err := t.limiter.Once(t.ctx, t.db, t.job(2), time.Hour, a.Count(5), b)
+	_, _, err := t.limiter.Once(t.ctx, t.db, t.job(2), time.Hour, a.Count(5), b)
 	t.wantReason("too much", err, ratelimit.ReasonQuota)
 	call("the rest", false, 2, a.Count(4), b)
 	call("the first event again", true, 1, a.Count(6))

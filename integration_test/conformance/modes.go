@@ -226,7 +226,7 @@ func batchInMode(t *trial) {
 // coalesceInMode has calls for one limit, for several, and for several in one call.
 func coalesceInMode(t *trial) {
 	c := t.s.coalescer(t.modePool(), false)
-	defer func() { c.Close() }()
+	defer func() { _ = c.Close(t.ctx) }()
 	var places []*place
 	for i := range 4 {
 		places = append(places, t.place(t.still(fmt.Sprint("limit", i/2), 60), fmt.Sprintf("%s-%d", t.key(0), i%2)))
@@ -248,7 +248,7 @@ func coalesceInMode(t *trial) {
 	t.settle(exactly)
 	// Keys of one limit share a statement of their own, unless it would have decided too little of the last batch. Of a clock that stands still, a
 	// Coalescer thinks that each row is new.
-	c.Close()
+	_ = c.Close(t.ctx)
 	c = t.s.coalescer(t.modePool(), false)
 	limit := t.still("many keys", 5000)
 	places, t.tally, l = nil, tally{}, new(ratelimit.Limiter)

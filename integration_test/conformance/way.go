@@ -162,7 +162,7 @@ func coalescerWays() []way {
 		}
 		ways = append(ways, way{name: name, coalesced: true, call: call, on: func(ctx context.Context, s *suite, do func(ctx context.Context, db ratelimit.DB) error) error {
 			c := s.coalescer(s.pool, async)
-			defer c.Close()
+			defer c.Close(ctx) //nolint:errcheck // nothing is ahead
 			return do(ctx, c)
 		}})
 	}
@@ -176,7 +176,7 @@ func coalescerWays() []way {
 				}
 				defer pool.Close()
 				c := s.coalescer(pool, false)
-				defer c.Close()
+				defer c.Close(ctx) //nolint:errcheck // nothing is ahead
 				return do(ctx, c)
 			},
 		})

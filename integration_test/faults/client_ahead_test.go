@@ -47,7 +47,7 @@ func aheadClient(url, until string) int {
 	}
 	var limiter ratelimit.Limiter
 	coalescer := &ratelimit.Coalescer{Pool: pool, Ahead: ahead}
-	defer coalescer.Close()
+	defer func() { _ = coalescer.Close(ctx) }() // what could not come back is counted as lost
 	began := time.Now()
 	var wg sync.WaitGroup
 	for range 8 {

@@ -308,7 +308,7 @@ func (l *load) settle() totals {
 		}
 		h.drain(ctx, l, admin)
 	}
-	l.coalescer.Close()
+	_ = l.coalescer.Close(ctx)
 	l.Logf("%d calls acknowledged; %d with an unknown outcome, of which %d were committed; %d with an error and not committed: %v",
 		sum.granted, sum.unknown, sum.committed, sum.nothing, outcomes)
 	return sum

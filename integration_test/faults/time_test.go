@@ -164,7 +164,7 @@ type consumer struct {
 func consumers(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) []*consumer {
 	t.Helper()
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	t.Cleanup(coalescer.Close)
+	t.Cleanup(func() { _ = coalescer.Close(context.WithoutCancel(t.Context())) })
 	var all []*consumer
 	for _, kind := range []string{"token bucket", "fixed window"} {
 		add := func(name string, consume func(ctx context.Context, request ratelimit.Request) (ratelimit.Result, error)) {
@@ -334,11 +334,11 @@ func TestDaylightSaving(t *testing.T) {
 	url := newDatabase(t)
 	zones := []string{"UTC", "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}
 	for _, start := range []time.Time{
-		time.Date(2026, 3, 8, 5, 0, 0, 0, time.UTC),      // midnight in New York; the day has 23 hours
-		time.Date(2026, 11, 1, 4, 0, 0, 0, time.UTC),     // midnight in New York; the day has 25 hours
-		time.Date(2026, 4, 4, 13, 0, 0, 0, time.UTC),     // on Lord Howe Island; the day has 24 1/2 hours
-		time.Date(2011, 12, 29, 10, 0, 0, 0, time.UTC),   // in Apia; the next day does not exist
-		time.Date(2100, 2, 28, 0, 0, 0, 500e3, time.UTC), // that year has no 29 February
+		time.Date(2026, 3, 8, 5, 0, 0, 0, time.UTC),    // midnight in New York; the day has 23 hours
+		time.Date(2026, 11, 1, 4, 0, 0, 0, time.UTC),   // midnight in New York; the day has 25 hours
+		time.Date(2026, 4, 4, 13, 0, 0, 0, time.UTC),   // on Lord Howe Island; the day has 24 1/2 hours
+		time.Date(2011, 12, 29, 10, 0, 0, 0, time.UTC), // in Apia; the next day does not exist
+		time.Date(2100, 2, 28, 0, 0, 0, 0, time.UTC),   // that year has no 29 February
 	} {
 		t.Run(start.Format(time.DateOnly), func(t *testing.T) {
 			t.Parallel()

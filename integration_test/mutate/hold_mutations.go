@@ -210,7 +210,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-ttl", file: holdGo, what: "a ttl below zero is forever",
-		old: "h.ttl == NoEnd && v == verbHold:", new: "h.ttl < 0 && v == verbHold:",
+		old: "h.ttl == Forever && v == verbHold:", new: "h.ttl < 0 && v == verbHold:",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "slots-fraction", file: "ratelimit/call_demand.go", what: "half a slot is held",
@@ -307,7 +307,7 @@ var holdMutations = []mutation{
 		tests: "TestDuringRefuses",
 	}, {
 		name: "during-endless", file: during, what: "a process that dies keeps its slot",
-		old: "	case ttl == NoEnd:\n		return unasked, invalidCall", new: "	case ttl == 1:\n		return unasked, invalidCall",
+		old: "	case ttl == Forever:\n		return unasked, invalidCall", new: "	case ttl == 1:\n		return unasked, invalidCall",
 		tests: "TestDuringRefuses",
 	}, {
 		name: "hold-in-turn-vain", file: "ratelimit/hold_wait.go", what: "an id that is held is waited for",

@@ -270,7 +270,7 @@ func (h *holder) things(ctx context.Context) {
 	id, things := fmt.Sprint("thing ", h.IntN(12)), heldThings.Key(keyName(0))
 	if h.IntN(2) == 0 {
 		h.call(ctx, heldLine{Verb: "exists", ID: id, Limits: []string{heldThings.Name()}}, func(ctx context.Context, db ratelimit.DB, _ *heldLine) error {
-			_, err := h.limiter.Hold(ctx, db, id, ratelimit.NoEnd, things)
+			_, err := h.limiter.Hold(ctx, db, id, ratelimit.Forever, things)
 			return err
 		})
 		return
@@ -304,7 +304,7 @@ func (h *holder) once(ctx context.Context) {
 	id := h.job("event")
 	budget := heldBudget.Key(keyOf(id)).Count(heldCount)
 	h.call(ctx, heldLine{Verb: "once", ID: id, Limits: []string{heldBudget.Name()}}, func(ctx context.Context, db ratelimit.DB, l *heldLine) error {
-		result, err := h.limiter.Once(ctx, db, id, time.Minute, budget)
+		_, result, err := h.limiter.Once(ctx, db, id, time.Minute, budget)
 		if l.Outcome = ""; err == nil && result.Repeated {
 			l.Outcome = repeated
 		}

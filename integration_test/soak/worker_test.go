@@ -106,7 +106,7 @@ func (c call) requests() []ratelimit.Request {
 	var requests []ratelimit.Request
 	for _, a := range c.Asks {
 		request := subjects[a.Subject].Key(a.Key)
-		if c.Verb != "take" {
+		if c.Verb != "take" && c.Verb != "balance" && c.Verb != "reset" { // which are about keys
 			request = request.Count(a.Count)
 		}
 		requests = append(requests, request)
@@ -350,7 +350,7 @@ func (w *worker) close(r *report) {
 		}
 		return true
 	}
-	w.coalescer.Close()
+	_ = w.coalescer.Close(context.Background())
 	for name, pool := range map[string]*pgxpool.Pool{"pool": w.pool, coalesced: w.shared} {
 		if !soon(func() bool { return pool.Stat().AcquiredConns() == 0 }) {
 			r.Leaks = append(r.Leaks, fmt.Sprintf("%d connections of the %s are in use", pool.Stat().AcquiredConns(), name))

@@ -45,6 +45,17 @@ func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
 	return id, err
 }
 
+const Database = `-- name: Database :one
+SELECT coalesce(ratelimit._database(), '')::text AS known
+`
+
+func (q *Queries) Database(ctx context.Context) (string, error) {
+	row := q.db.QueryRow(ctx, Database)
+	var known string
+	err := row.Scan(&known)
+	return known, err
+}
+
 const Override = `-- name: Override :one
 SELECT ratelimit.override($1::text, $2::text, $3::double precision, $4::double precision,
       $5::double precision, coalesce($6::timestamptz, clock_timestamp() + $7::interval), $8::text, $9::text, $10::boolean, $11::boolean, $12::boolean)::bigint AS id

@@ -25,13 +25,14 @@ var levels = map[pgx.TxIsoLevel]Isolation{
 // session is a transaction. It works on copies of the rows that it uses, and COMMIT fails if another transaction has changed
 // one of them meanwhile. DB.mu guards it.
 type session struct {
-	db      *DB
-	level   Isolation
-	before  Table      // the rows that it uses, as they were committed when it first used them
-	table   Table      // and as it sees them
-	changes []override // of overrides
-	aborted bool       // by an error of a statement
-	ended   bool
+	db        *DB
+	level     Isolation
+	before    Table      // the rows that it uses, as they were committed when it first used them
+	table     Table      // and as it sees them
+	changes   []override // of overrides
+	aborted   bool       // by an error of a statement
+	ended     bool
+	committed bool
 
 	explicit bool // the caller has to end it
 }
@@ -122,6 +123,7 @@ func (s *session) commit() error {
 			delete(s.db.table, id)
 		}
 	}
+	s.committed = true
 	return nil
 }
 
@@ -139,6 +141,13 @@ func (t *tx) InMemory() any { return t.db.InMemory() }
 
 // Now is the clock by which the calls of the transaction are decided.
 func (t *tx) Now() time.Time { return t.db.Now() }
+
+// Committed is for package ratelimit: whether it was committed.
+func (t *tx) Committed() bool {
+	t.db.mu.Lock()
+	defer t.db.mu.Unlock()
+	return t.committed
+}
 
 // use calls f if the transaction has not ended.
 func (t *tx) use(f func() error) error {

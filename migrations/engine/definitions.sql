@@ -372,8 +372,10 @@ BEGIN
     others := ARRAY(
         SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
           FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts), pg_catalog.unnest(whole)) AS n (name, text, one)
-          JOIN ratelimit.definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
-           AND (o.current OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval))
+          JOIN ratelimit.definitions AS o ON o.name = n.name AND o.definition <> n.text -- of this program, in a list that is still in use
+           AND (o.current AND o.program <> program COLLATE "C"
+                OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval
+                    OR (o.start IS NULL) <> (n.one->>'start'::text IS NULL) OR date_bin(o.period, o.start, (n.one->>'start'::text)::timestamptz) <> o.start))
          GROUP BY o.name, n.text, o.program, o.definition
          ORDER BY o.name, o.program, o.definition
          LIMIT 10);

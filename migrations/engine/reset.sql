@@ -73,12 +73,10 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
-    IF coalesce(reason, who) IS NOT NULL THEN
-        IF deleted > 0 THEN
-            PERFORM ratelimit._note_reset(name, key, reason, who);
-        ELSE
-            PERFORM ratelimit._check_known(name);
-        END IF;
+    IF deleted = 0 THEN
+        PERFORM ratelimit._check_known(name COLLATE "C");
+    ELSIF coalesce(reason, who) IS NOT NULL THEN
+        PERFORM ratelimit._note_reset(name, key, reason, who);
     END IF;
     RETURN deleted;
 END
@@ -101,5 +99,5 @@ With a reason or with who, it adds a row to ratelimit.overrides if it deletes ro
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
-  22023   an argument is invalid, or the key has slots that are in use; with a reason or who, also if nobody knows the limit, as for ratelimit.restore
+  22023   an argument is invalid, or the key has slots that are in use, or programs publish limits and nobody knows this one
 $text$;

@@ -32,7 +32,9 @@ func TestFailOpenPassesNoLimiterThatIsNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	coalescer := &ratelimit.Coalescer{Pool: down}
-	coalescer.Close()
+	if err := coalescer.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
 	for name, test := range map[string]struct {
 		limiter *ratelimit.Limiter
 		db      ratelimit.DB

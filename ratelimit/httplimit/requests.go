@@ -62,7 +62,7 @@ type ClientIP struct {
 
 	// ClientHeader is a header field in which a CDN states the client's address, such as CF-Connecting-IP. It is believed
 	// only from TrustedNetworks, in place of the entries further left. So these must be networks of the CDN, and the CDN must
-	// replace what the client wrote there. Empty: none.
+	// replace what the client wrote there. Without TrustedNetworks, Key panics. Empty: none.
 	ClientHeader string
 
 	// IPv4Prefix is how many bits identify an IPv4 client. The default, 32, is one address. 24 counts all addresses of such
@@ -95,7 +95,7 @@ type ClientIP struct {
 //     are counted together. If that is not an address either (a Unix socket), the key is "unknown".
 //   - For TrustedNetworks and ClientHeader, the key is the address of the proxy that should have stated it.
 //
-// Key panics if TrustedProxies is negative, or a prefix is out of its bounds.
+// Key panics if TrustedProxies is negative, a prefix is out of its bounds, or ClientHeader has no TrustedNetworks.
 func (c ClientIP) Key(r *http.Request) string {
 	c.check()
 	addr, ok := address(r.RemoteAddr)
@@ -233,6 +233,8 @@ func (c ClientIP) check() {
 	switch {
 	case c.TrustedProxies < 0:
 		panic(fmt.Sprintf("httplimit: ClientIP.TrustedProxies is %d: it must not be negative", c.TrustedProxies))
+	case c.ClientHeader != "" && len(c.TrustedNetworks) == 0:
+		panic("httplimit: ClientIP.ClientHeader is set without TrustedNetworks, so all clients of the CDN would be one: name its networks")
 	case c.IPv4Prefix < 0 || c.IPv4Prefix > 32:
 		panic(fmt.Sprintf("httplimit: ClientIP.IPv4Prefix is %d, which is not between 0 and 32", c.IPv4Prefix))
 	case c.IPv6Prefix < 0 || c.IPv6Prefix > 128:

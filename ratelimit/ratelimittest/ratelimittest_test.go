@@ -31,7 +31,7 @@ var (
 // holds checks the balance of a key.
 func holds(t *testing.T, limits *ratelimit.Limiter, db ratelimit.DB, request ratelimit.Request, want float64) {
 	t.Helper()
-	balances, err := limits.Balance(t.Context(), db, request)
+	balances, err := limits.Balance(t.Context(), db, request.Count(1))
 	if err != nil || balances[0].Remaining != want {
 		t.Errorf("%+v, %v; want %v", balances, err, want)
 	}
@@ -71,7 +71,7 @@ func TestEveryVerb(t *testing.T) {
 				t.Error(err)
 			}
 			holds(t, &limits, db, all, 1-limit.Capacity())
-			if err := limits.Reset(ctx, db, all); err != nil {
+			if err := limits.Reset(ctx, db, all.Count(1)); err != nil {
 				t.Error(err)
 			}
 			holds(t, &limits, db, all, limit.Capacity())
@@ -91,6 +91,21 @@ func TestEveryVerb(t *testing.T) {
 			}
 		})
 	}
+}
+
+// As on a pool, a function may roll back, and what it has committed is not run again.
+func TestATransactionThatItsFunctionEnds(t *testing.T) {
+	db, limits, mine := ratelimittest.New(t), &ratelimit.Limiter{}, errors.New("mine")
+	for unknown, end := range map[bool]func(tx pgx.Tx, ctx context.Context) error{false: pgx.Tx.Rollback, true: pgx.Tx.Commit} {
+		err := limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := limits.Consume(ctx, tx, window.Global())
+			return errors.Join(err, end(tx, ctx), mine)
+		})
+		if errors.Is(err, ratelimit.ErrUnknownOutcome) != unknown || !errors.Is(err, mine) {
+			t.Errorf("%v, want an unknown outcome: %v", err, unknown)
+		}
+	}
+	holds(t, limits, db, window.Global(), 1)
 }
 
 func TestCalendarsFollowTheClock(t *testing.T) {

@@ -34,6 +34,9 @@ func (r *Recorder) Flush(ctx context.Context) error {
 	r.flushing.Lock()
 	defer r.flushing.Unlock()
 	schema := cmp.Or(inschema.From(ctx, r.Schema), inschema.Default)
+	if r.Schema != "" && r.Schema != schema {
+		return fmt.Errorf("%w: a usage.Recorder has the schema %q, and Options of Open %q: leave it out", ratelimit.ErrInvalid, r.Schema, schema)
+	}
 	if r.schema = cmp.Or(r.schema, schema); r.schema != schema { // what it has counted is of the first
 		return fmt.Errorf("%w: a usage.Recorder has the counts of the schema %q: use another one for %q", ratelimit.ErrInvalid, r.schema, schema)
 	}

@@ -14,6 +14,7 @@
 //	SELECT * FROM ratelimit.denials('sendMessage', since => now() - interval '3 hours') -- the most denied keys
 //
 // With Open, Options.Observer is a second observer, such as one of package observe. Without, Join of package observe joins two.
+// A Recorder that is Options.Usage and an observer, too, counts twice.
 //
 // These are statistics. No decision depends on them, and no call waits for them. A process that is killed loses the counts
 // of its last ten seconds.
@@ -91,7 +92,7 @@ type Recorder struct {
 	// connection, and waits for 2 seconds at most for a row that another transaction has locked.
 	DB ratelimit.DB
 
-	// Schema is that of [ratelimit.Limiter]. With [ratelimit.Open], that of its Options counts.
+	// Schema is that of [ratelimit.Limiter]. With [ratelimit.Open], that of its Options counts, and another one here is an error.
 	Schema string
 
 	// Every is the time from one flush to the next. 0: DefaultEvery, 10 seconds. Less than 1 ms is an error.

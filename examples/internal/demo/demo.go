@@ -14,7 +14,6 @@ import (
 
 	"github.com/txlimit/txlimit/internal/postgres"
 	"github.com/txlimit/txlimit/internal/postgres/migrated"
-	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // Main runs an example and ends the process. If the example fails, it prints the error on stderr and exits with 1.
@@ -47,8 +46,10 @@ func run(ctx context.Context, story func(ctx context.Context, pool *pgxpool.Pool
 	return story(ctx, pool)
 }
 
-// Close ends what ratelimit.Open has started, with time left for the last counts although ctx may have ended.
-func Close(ctx context.Context, limits *ratelimit.Limiter) {
+// Close closes a Limiter of ratelimit.Open or a Coalescer, with time left for what it writes although ctx may have ended.
+func Close(ctx context.Context, limits interface {
+	Close(ctx context.Context) error
+}) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if err := limits.Close(ctx); err != nil {
