@@ -749,6 +749,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Consume: a Coalescer with a wrong Ahead": {by: "Consume", is: invalid, do: func(c *failing) error {
 			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Ahead: 50}, c.request()))
 		}},
+		"Consume: a Coalescer with Ahead and AsyncCommit": {by: "Consume", is: invalid, do: func(c *failing) error {
+			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Ahead: time.Second, AsyncCommit: true}, c.request()))
+		}},
 		"Consume: a Coalescer with a wrong Pace": {by: "Consume", is: invalid, do: func(c *failing) error {
 			return second(c.limiter.Consume(c.ctx, &ratelimit.Coalescer{Pool: c.pool, Pace: 3}, c.request()))
 		}},
