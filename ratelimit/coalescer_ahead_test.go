@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
@@ -210,27 +208,5 @@ func TestLotsComeBackTogether(t *testing.T) {
 				t.Errorf("%+v: as of %v, %v come back, want %v", row.numbers, at, back, row.want)
 			}
 		}
-	}
-}
-
-// A refill hears of one statement after the other. So none waits until it has heard: the statements of both places could wait for each other.
-func TestNoStatementWaitsForARefill(t *testing.T) {
-	t.Parallel()
-	var s schedule
-	b := &batch{}
-	for _, key := range []string{"a", "b"} {
-		s.arrive([]demand{{limit: TokenBucket("limit", 1, time.Second), key: key}}, pgtype.Timestamptz{}, true, time.Time{}, 0).ahead = true
-	}
-	s.next(b, time.Time{}, 0)
-	s.landed(b, nil, nil)
-	told := make(chan struct{})
-	go func() {
-		b.flight.told.Wait()
-		close(told)
-	}()
-	select {
-	case <-told:
-	case <-time.After(time.Minute):
-		t.Errorf("a statement of %d waits", len(b.waiters))
 	}
 }

@@ -348,6 +348,7 @@ func (c *Coalescer) refill(early time.Duration) {
 		}
 		if w.flight != nil {
 			sent = w.flight.sent
+			w.flight.told.Done()
 		}
 		c.land(extras[i], &ds[i], &w.answer, sent, err)
 		*w = waiter{done: w.done}

@@ -220,7 +220,7 @@ func (s *schedule) landed(b *batch, err error, others []*waiter) (again bool, fl
 		s.fill()
 	}
 	b.flight.decided = true
-	b.flight.told.Add(b.flight.waiting - (len(b.waiters) - b.calls())) // a refill hears of one statement after the other
+	b.flight.told.Add(b.flight.waiting)
 	return false, flightOfOthers
 }
 
