@@ -126,7 +126,7 @@ func (w *everything) expired(ids ...worldKey) (expired []*worldHold) {
 // expires reports whether a hold of a key, or with a slot of it, ends by itself until then.
 func (w *everything) expires(until time.Time, ids ...worldKey) bool {
 	return slices.ContainsFunc(w.holds, func(h *worldHold) bool {
-		return slices.Contains(ids, h.of) && h.tokens == "held" && h.until.After(w.clock.now) && !h.until.After(until)
+		return slices.Contains(ids, h.of) && (h.tokens == "held" || h.goesOn) && h.until.After(w.clock.now) && !h.until.After(until)
 	})
 }
 
