@@ -190,7 +190,7 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 
 // The steps, and the ways of a call, in their proportions. A way that a verb does not have is the pool.
 var (
-	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "pause", "resume", "reset", "crowd", "crowd", "hold", "hold", "hold", "settle", "settle", "release", "give-up", "queue", "foresee", "foresee", "foresee", "give back"}
+	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "pause", "resume", "reset", "crowd", "crowd", "hold", "hold", "hold", "settle", "settle", "release", "give-up", "queue", "queue", "queue", "foresee", "foresee", "foresee", "give back"}
 	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "add", "slots", "scramble", "tool", "page", "page", "usage"}
 	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "each", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )

@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/txlimit/txlimit/internal/follow"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -299,24 +298,22 @@ func zeroed(requests []ratelimit.Request) (none []ratelimit.Request) {
 	return none
 }
 
-// queue is a step in which a call waits for its row while another program takes later: both are granted what is there, and what the
-// first gives back is what it took, less at most the refill while it waited (docs/refunds.md).
+// queue is a step in which a call waits for its row while another program takes later, before it or after it: both are granted what is there.
+// What the first gives back is what it took, less at most the refill while it waited (docs/refunds.md). Then there is no more than without it.
 func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	id, at := worldKey{s.Limit, s.Key}, w.clock.now
 	wait := max(s.For, 0)
 	w.looks()
 	before, later := w.balances(p, id)[0], w.balanceAt(p, at.Add(wait), id)
 	if before.Decides != "definition" || later.Decides != "definition" || !counts(before) || w.resharded || w.limits[id.limit].Config().Shards > 1 ||
-		len(w.pending(id)) > 0 || slices.ContainsFunc(w.holds, func(h *worldHold) bool { return h.of == id && h.tokens == "held" }) || w.liesAhead(id.limit, w.stored(id.key)) {
+		len(w.pending(id)) > 0 || len(w.expired(id)) > 0 || w.expires(at.Add(wait), id) || w.liesAhead(id.limit, w.stored(id.key)) {
 		return
 	}
 	count := min(1, before.Remaining/2)
 	if count < 1e-12 {
 		return
 	}
-	request, hold := w.request(id.limit, id.key).Count(count), wait < 366*24*time.Hour && r.IntN(2) == 0
-	early := &ratelimit.Limiter{Clock: func() time.Time { return at }}
-	follow.With(early, p.limits)
+	request, hold, overtaken := w.request(id.limit, id.key).Count(count), wait < 366*24*time.Hour && r.IntN(2) == 0, r.IntN(2) == 0
 	var first ratelimit.Result
 	var held ratelimit.Held
 	var firstErr, secondErr error
@@ -324,14 +321,14 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	tx, err := w.pool.Begin(w.Context())
 	w.must(err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(w.Context())) }()
-	_, secondErr = early.Consume(w.Context(), tx, request.Count(1e-15)) // the row is there, and locked
+	_, secondErr = p.asks.Consume(w.Context(), tx, request.Count(1e-15)) // the row is there, and locked
 	w.must(secondErr)
 	go func() {
 		defer close(done)
 		if hold {
-			held, firstErr = early.Hold(w.Context(), w.lossy, fmt.Sprintf("queued %d", w.step), 366*24*time.Hour, request)
+			held, firstErr = p.asks.Hold(w.Context(), w.lossy, fmt.Sprintf("queued %d", w.step), 366*24*time.Hour, request)
 		} else {
-			first, firstErr = early.Consume(w.Context(), w.lossy, request)
+			first, firstErr = p.asks.Consume(w.Context(), w.lossy, request)
 		}
 	}()
 	if !w.until(patience, done, func() bool { waiting, _ := w.backends(); return waiting > 0 }) {
@@ -340,10 +337,15 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	w.flush()
 	w.clock.Advance(wait)
 	w.latest = maxTime(w.latest, w.clock.now)
-	_, secondErr = p.asks.Consume(w.Context(), tx, request)
+	if overtaken {
+		_, secondErr = p.asks.Consume(w.Context(), tx, request)
+	}
 	w.must(tx.Commit(w.Context()))
 	<-done
-	what := fmt.Sprintf("two calls for %v each of %v, of which %v were there, and later %v, %v apart, a hold: %t", count, id, before.Remaining, later.Remaining, wait, hold)
+	if !overtaken {
+		_, secondErr = p.asks.Consume(w.Context(), w.pool, request)
+	}
+	what := fmt.Sprintf("two calls for %v each of %v, of which %v were there, and later %v, %v apart, the later one first: %t, a hold: %t", count, id, before.Remaining, later.Remaining, wait, overtaken, hold)
 	if firstErr != nil || secondErr != nil {
 		w.failf("%s: %v, %v", what, firstErr, secondErr)
 	}
@@ -351,7 +353,7 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	delete(w.log, id)
 	after := w.balances(p, id)[0]
 	slack := w.slack(before) + w.slack(later) + 1e-9*count + 1e-14
-	if math.Abs(later.Remaining-2*count-after.Remaining) > slack {
+	if least := later.Remaining - 2*count; after.Remaining < least-slack || overtaken && after.Remaining > least+slack {
 		w.failf("%s: %v are left, %v later", what, after.Remaining, wait)
 	}
 	if hold {
@@ -368,7 +370,7 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	case !before.ResetAt.Equal(after.ResetAt): // the window is over
 		refilled = count
 	}
-	if back > count+slack || back < count-refilled-slack {
+	if back < count-refilled-slack || end.Remaining > later.Remaining-count+slack {
 		w.failf("%s: %v are left, and %v came back at once", what, after.Remaining, back)
 	}
 }
