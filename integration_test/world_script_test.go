@@ -257,8 +257,9 @@ func newWorldScript(seed uint64) worldScript {
 		}
 		again := s
 		switch k := r.IntN(4); {
-		case k == 0 && s.Do == "hold" && s.For > 0: // its worker dies, and the work is delivered again
-			script.Steps = append(script.Steps, s, worldStep{Do: "clock", For: max(s.For, time.Second)})
+		case k == 0 && s.Do == "hold" && s.For > 0: // its worker dies, and the work is delivered again, before all is refilled
+			s.For = max((s.For / 8).Truncate(time.Microsecond), 100*time.Millisecond)
+			script.Steps = append(script.Steps, s, worldStep{Do: "clock", For: s.For})
 			if r.IntN(2) == 0 {
 				script.Steps = append(script.Steps, worldStep{Do: "unlimited", Limit: s.Limit, Key: s.Key})
 			}
