@@ -62,6 +62,7 @@ func (w *everything) plays(script worldScript) {
 		return
 	}
 	w.pairs.failed.Store(true)
+	w.Logf("a world of seed %d failed, and is shrunk: %s", script.Seed, failed)
 	shortest := script.shrunk(func(s worldScript) bool { return w.play(s) != "" }, time.Now().Add(30*time.Second))
 	again := w.play(shortest)
 	w.Fatalf("a world of seed %d failed: %s\n\nIts shortest script fails (\"\": not again) with %q:\n\n%v", script.Seed, failed, again, shortest)
