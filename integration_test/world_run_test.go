@@ -500,8 +500,8 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	}
 
 	soon := func(at time.Time) bool { return at.Before(w.clock.now.Add(2 * worldPatience)) }
-	if s.Do == "wait" && !want.granted && !want.never && !want.permanent && (soon(want.retryAt) || slices.ContainsFunc(w.pending(ids...), soon)) {
-		return // it would sleep, and the clock stands
+	if s.Do == "wait" && !want.granted && !want.never && (!want.permanent && soon(want.retryAt) || slices.ContainsFunc(w.pending(ids...), soon)) {
+		return // it would sleep, and the clock stands; what is denied for good, since less can be held soon, may be reserved
 	}
 	for _, id := range ids {
 		w.meets(id, "do-"+s.Do, "way-"+strings.ReplaceAll(s.Way, " ", "-"))
