@@ -3,6 +3,9 @@ package integration_test
 import (
 	"errors"
 	"fmt"
+	"math"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -181,6 +184,132 @@ func TestHoldsGiveBackOnce(t *testing.T) {
 				}
 				h.has(slots, float64(m.n-m.used+expired))
 				h.has(budget, m.budget+tokens)
+			}
+		})
+	}
+}
+
+// TestAnExpiredHoldComesBackAtItsEnd: whenever somebody looks or comes, a key is as one whose holds were given back at the instant at which they ended. So
+// what is there never shrinks, and no RetryAt recedes, until somebody takes.
+func TestAnExpiredHoldComesBackAtItsEnd(t *testing.T) {
+	for name, limit := range map[string]ratelimit.Limit{
+		"bucket":   ratelimit.TokenBucket("bucket", 3, 10*time.Second, ratelimit.Capacity(6), ratelimit.MaxReserved(4)),
+		"window":   ratelimit.FixedWindow("window", 3, 10*time.Second, ratelimit.Capacity(7), ratelimit.Start(noon), ratelimit.MaxReserved(4)),
+		"calendar": ratelimit.CalendarWindow("calendar", 3, ratelimit.Day, ratelimit.Capacity(8)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRand(t)
+			pool := newPool(t, 2)
+			succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "api", limit))
+			step := time.Second
+			if name == "calendar" {
+				step = 3 * time.Hour
+			}
+			for range sized(60, 20) {
+				mustExec(t, pool, "TRUNCATE ratelimit.limits, ratelimit.holds")
+				h := newHolder(t, pool)
+				keys := []ratelimit.Request{limit.Key("late"), limit.Key("at once")} // of the second, somebody comes whenever a hold ends
+				var said []string
+				var ends []time.Time
+				held := [2][]string{}
+				receipts := [2][]ratelimit.Receipt{}
+				both := func(what string, do func(i int, r ratelimit.Request) string) {
+					got := [2]string{}
+					for i, key := range keys {
+						got[i] = do(i, key)
+					}
+					said = append(said, fmt.Sprintf("%v %s: %s", h.clock.now.Sub(noon), what, got[0]))
+					if got[0] != got[1] {
+						t.Fatalf("%s\nand %s, if each hold is given back as it ends", strings.Join(said, "\n"), got[1])
+					}
+				}
+				look := func() {
+					both("balance", func(_ int, r ratelimit.Request) string {
+						b, err := h.limits.Balance(t.Context(), pool, r)
+						succeeds(t, err)
+						five, err := h.limits.Check(t.Context(), pool, r.Count(5))
+						if err != nil && !denied(err) {
+							t.Fatal(err)
+						}
+						var remaining float64
+						succeeds(t, pool.QueryRow(t.Context(), "SELECT coalesce(max(remaining), $4) FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)", name, []string{b[0].Key}, h.clock.now, b[0].Capacity).Scan(&remaining))
+						return fmt.Sprintf("%.6f, five at %v; %.6f, next at %v, full at %v; in a list %.6f", five.Remaining, five.RetryAt.Round(time.Millisecond), b[0].Remaining,
+							b[0].NextAt.Round(time.Millisecond), b[0].ResetAt.Round(time.Millisecond), remaining)
+					})
+				}
+				for range 12 {
+					until := h.clock.now.Add(time.Duration(r.IntN(6)) * step)
+					for {
+						slices.SortFunc(ends, time.Time.Compare)
+						if len(ends) == 0 || ends[0].After(until) {
+							break
+						}
+						h.clock.now, ends = ends[0], ends[1:]
+						_, err := h.limits.Charge(t.Context(), pool, keys[1].Count(0))
+						succeeds(t, err)
+					}
+					h.clock.now = until
+					look()
+					count := float64(1 + r.IntN(3))
+					switch r.IntN(6) {
+					case 0, 1:
+						ttl := time.Duration(1+r.IntN(8)) * step
+						granted := false
+						both(fmt.Sprint("hold ", count, " for ", ttl), func(i int, r ratelimit.Request) string {
+							got, err := h.limits.Hold(t.Context(), pool, fmt.Sprint("job ", len(said)), ttl, r.Count(count))
+							if granted = err == nil; granted {
+								held[i] = append(held[i], got.Token)
+							} else if !denied(err) {
+								t.Fatal(err)
+							}
+							return fmt.Sprint(granted)
+						})
+						if granted {
+							ends = append(ends, h.clock.now.Add(ttl))
+						}
+					case 2:
+						both(fmt.Sprint("consume ", count), func(i int, r ratelimit.Request) string {
+							got, err := h.limits.Consume(t.Context(), pool, r.Count(count))
+							if err == nil {
+								receipts[i] = append(receipts[i], got.Receipt())
+							} else if !denied(err) {
+								t.Fatal(err)
+							}
+							return fmt.Sprint(err == nil)
+						})
+					case 3:
+						both(fmt.Sprint("reserve or charge ", count), func(i int, r ratelimit.Request) string {
+							if name == "calendar" {
+								return fmt.Sprint(second(h.limits.Charge(t.Context(), pool, r.Count(count))))
+							}
+							got, err := h.limits.Reserve(t.Context(), pool, r.Count(count))
+							if err != nil && !denied(err) {
+								t.Fatal(err)
+							}
+							return fmt.Sprint(err == nil, got.Delay.Round(time.Millisecond))
+						})
+					case 4:
+						if n := len(held[0]); n > 0 {
+							j := r.IntN(n)
+							both(fmt.Sprint("release ", j), func(i int, _ ratelimit.Request) string {
+								_, err := h.limits.Release(t.Context(), pool, held[i][j])
+								return fmt.Sprint(err)
+							})
+						}
+					case 5:
+						if n := len(receipts[0]); n > 0 {
+							j := r.IntN(n)
+							both(fmt.Sprint("refund ", j), func(i int, _ ratelimit.Request) string {
+								got, err := h.limits.Refund(t.Context(), pool, receipts[i][j])
+								succeeds(t, err)
+								receipts[i] = slices.Delete(receipts[i], j, j+1)
+								return fmt.Sprint(math.Round(got.Requests[0].Refunded * 1e6))
+							})
+						}
+					}
+					look()
+				}
 			}
 		})
 	}

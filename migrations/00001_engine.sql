@@ -699,7 +699,7 @@ BEGIN
                     END LOOP;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                     FOREACH i IN ARRAY places LOOP
-                        IF due AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= at) THEN
+                        IF due THEN
                             PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]);
                         END IF;
                     END LOOP;
@@ -931,6 +931,9 @@ BEGIN
             ord := '{}'; value := '{}'; ts := '{}'; owed := '{}';
             moved := pg_catalog.array_fill('0'::double precision, ARRAY[pg_catalog.cardinality(names)]);
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                IF rates[i] > '0' AND rates[i] + capacities[i] < 'Infinity' AND periods[i] IS NOT NULL THEN -- what ended before comes back before
+                    PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]);
+                END IF;
                 SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
                        count(*), max(r.promised)
                   INTO v, t, m, last
@@ -1058,11 +1061,7 @@ BEGIN
     PERFORM ratelimit._lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
     FOREACH i IN ARRAY places LOOP
-        IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= coalesce(now, clock_timestamp())) THEN
-            IF ratelimit._may('SELECT') AND ratelimit._ends() THEN
-                PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], now, windows[firsts[i]:lasts[i]]);
-            END IF;
-        END IF;
+        PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], now, windows[firsts[i]:lasts[i]]);
     END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     latest := at;
@@ -4556,6 +4555,8 @@ CREATE TYPE ratelimit._held AS (state text, until timestamptz, at timestamptz, o
 
 -- The rows of a limit as they are once its expired holds have given back, or only some of them: the one rule for what is given back in fact, and for who counts
 -- it before. back is by ids. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
+--
+-- A hold gives back at its end or, if the row was written since, at that instant: whoever gives back later gives the same, and the refill goes on from there.
 CREATE FUNCTION ratelimit._lapsed(
     name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
     only_ids text[] DEFAULT NULL, OUT value double precision[], OUT ts timestamptz[], OUT ids text[], OUT back double precision[]
@@ -4565,7 +4566,7 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     ended  CONSTANT timestamptz := at;
-    latest timestamptz;
+    latest timestamptz; -- of ts
     last   timestamptz; -- the latest of their promised
     m      integer;
     total  double precision;
@@ -4583,23 +4584,24 @@ BEGIN
         RETURN;
     END IF;
     FOR rec IN
-        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at FROM ratelimit.holds AS h
+        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at, h.until FROM ratelimit.holds AS h
          WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= ended AND (only_ids IS NULL OR h.id = ANY (only_ids))
-         ORDER BY h.until
+         ORDER BY h.until, h.taken_at, h.id
     LOOP
+        CONTINUE WHEN rec.unit = 'tokens' AND start IS NULL AND latest > at; -- paused: it comes back afterwards
         x := 0; -- also if the name was of another kind before
         IF rec.unit = 'slots' AND m = 1 THEN
             total := value[1];
             x := least(rec.count, -total);
         ELSIF rec.unit = 'tokens' AND rate > '0' AND m > 0 THEN
             SELECT g.total, g.back INTO total, x
-              FROM ratelimit._give_back(value, ts, last, at, rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
+              FROM ratelimit._give_back(value, ts, last, greatest(rec.until, latest), rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
                    rec.taken_at, rec.taken_at, windows) AS g;
         END IF;
-        CONTINUE WHEN x <= '0' AND rec.unit = 'tokens' AND start IS NULL AND latest > at; -- paused: it comes back afterwards
         IF x > '0' THEN
             value := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
-            ts := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+            latest := greatest(rec.until, latest);
+            ts := pg_catalog.array_fill(latest, ARRAY[m]);
         END IF;
         ids := pg_catalog.array_append(ids, rec.id);
         back := pg_catalog.array_append(back, greatest(x, '0'));
@@ -4620,7 +4622,8 @@ CREATE FUNCTION ratelimit._ends() RETURNS boolean
 LANGUAGE sql STABLE
 RETURN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE');
 
--- Ends expired holds of a key whose rows are all locked: at most so many, the oldest first. Returns how many.
+-- Ends expired holds of a key whose rows are all locked, if there are any and the caller may. A sweep looks for them whatever the rows say, and ends at
+-- most so many, the oldest first. Returns how many.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
@@ -4640,13 +4643,17 @@ DECLARE
     l     record;
     rec   record;
 BEGIN
+    IF most IS NULL AND NOT (EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key AND r.lapses <= at)
+            AND ratelimit._may('SELECT') AND ratelimit._ends()) THEN
+        RETURN 0;
+    END IF;
     ids := ARRAY(SELECT h.id
           FROM ratelimit.holds AS h
          WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
          ORDER BY h.until
          LIMIT most
            FOR UPDATE SKIP LOCKED);
-    SELECT f.value, f.ids, f.back INTO l FROM ratelimit._lapsed(name, key, at, rate, period, capacity, start, windows, ids) AS f;
+    SELECT f.value, f.ts, f.ids, f.back INTO l FROM ratelimit._lapsed(name, key, at, rate, period, capacity, start, windows, ids) AS f;
     FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
         UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count - rec.back, until = kept
          WHERE h.name = name AND h.key = key AND h.id = rec.id;
@@ -4655,7 +4662,7 @@ BEGIN
     SELECT min(h.until) INTO next FROM ratelimit.holds AS h
      WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL;
     UPDATE ratelimit.limits AS r
-       SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN greatest(r.ts, at) ELSE r.ts END, lapses = next
+       SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN l.ts[1] ELSE r.ts END, lapses = next
      WHERE r.name = name AND r.key = key;
     RETURN coalesce(pg_catalog.cardinality(l.ids), 0);
 END
@@ -4974,6 +4981,8 @@ DECLARE
     last   timestamptz;        -- the latest of their promised
     w      timestamptz[];      -- the windows of a calendar window
     latest timestamptz;        -- the latest ts, or now if that is later
+    since  timestamptz;        -- when the hold ended, or now; or later, if the rows were written since
+    moves  boolean;            -- tokens
     total  double precision;
     x      double precision;   -- what comes back; below zero: what is charged
 BEGIN
@@ -5039,13 +5048,27 @@ BEGIN
         rec := list[i];
         x := 0;
         m := 0;
+        w := windows[firsts[i]:lasts[i]];
+        moves := i <= taking AND rates[i] > '0' AND NOT bare[i] AND (states[i] = 'lapsed' OR states[i] = 'held' AND rec.count <> used[i]) AND rec.unit = 'tokens';
+        since := CASE WHEN states[i] = 'held' THEN least(rec.until, at) ELSE at END;
+        IF states[i] NOT IN ('held', 'lapsed') THEN
+            NULL; -- nobody else's row is touched
+        ELSIF release THEN
+            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        ELSE
+            UPDATE ratelimit.holds AS h SET state = 'settled', until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        END IF;
+        IF moves THEN -- after what ended before it
+            PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], since, w);
+        END IF;
         IF i <= taking THEN
-            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised)
-              INTO v, t, m, latest, last
+            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised),
+                   CASE WHEN max(r.ts) > at THEN at ELSE greatest(max(r.ts), since) END
+              INTO v, t, m, latest, last, since
               FROM ratelimit.limits AS r
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
-        w := windows[firsts[i]:lasts[i]];
         IF i > taking OR states[i] NOT IN ('held', 'lapsed') THEN
             NULL;
         ELSIF bare[i] THEN
@@ -5057,8 +5080,8 @@ BEGIN
         ELSIF rec.unit = 'slots' AND m = 1 THEN
             total := v[1];
             x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
-        ELSIF rates[i] > '0' AND rec.unit = 'tokens' THEN
-            total := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
+        ELSIF moves THEN
+            total := ratelimit._total(v, t, since, rates[i], periods[i], capacities[i], starts[i], w);
             IF states[i] = 'held' THEN
                 x := rec.count - used[i];
             ELSE -- what it kept is paid; what came back in a window that is over counts as used there
@@ -5067,7 +5090,7 @@ BEGIN
             END IF;
             IF x > '0' THEN
                 SELECT g.back INTO x
-                  FROM ratelimit._give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
+                  FROM ratelimit._give_back(v, t, last, since, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
                        rec.taken_at, rec.taken_at, w) AS g;
             ELSIF lifted[i] THEN
                 x := 0;
@@ -5075,8 +5098,8 @@ BEGIN
         END IF;
         IF x <> '0' THEN
             v := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
-            t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-            UPDATE ratelimit.limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+            t := ARRAY(SELECT greatest(u.t, since) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+            UPDATE ratelimit.limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, since)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         IF m > 0 THEN
@@ -5085,13 +5108,6 @@ BEGIN
             ts := pg_catalog.array_cat(ts, t);
         END IF;
         moved[i] := x;
-        CONTINUE WHEN states[i] NOT IN ('held', 'lapsed'); -- nobody else's row is touched
-        IF release THEN
-            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
-        ELSE
-            UPDATE ratelimit.holds AS h SET state = 'settled', until = kept
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
-        END IF;
     END LOOP;
     RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' WHEN release AND 'held' <> ALL (states) THEN 'late' ELSE 'done' END, at, ord, value, ts, moved, lost)::ratelimit._settled;
 END
@@ -5812,6 +5828,7 @@ BEGIN
     PERFORM ratelimit._lock(names, keys, capacities, shards, now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     FOR i IN 1..n LOOP
+        PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], NULL, at, NULL);
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at, until)
           INTO v, t, m, latest
           FROM ratelimit.limits AS r

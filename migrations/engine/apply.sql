@@ -196,7 +196,7 @@ BEGIN
                     END LOOP;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                     FOREACH i IN ARRAY places LOOP
-                        IF due AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= at) THEN
+                        IF due THEN
                             PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]);
                         END IF;
                     END LOOP;

@@ -32,6 +32,7 @@ BEGIN
     PERFORM ratelimit._lock(names, keys, capacities, shards, now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     FOR i IN 1..n LOOP
+        PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], NULL, at, NULL);
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at, until)
           INTO v, t, m, latest
           FROM ratelimit.limits AS r

@@ -115,6 +115,9 @@ BEGIN
             ord := '{}'; value := '{}'; ts := '{}'; owed := '{}';
             moved := pg_catalog.array_fill('0'::double precision, ARRAY[pg_catalog.cardinality(names)]);
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
+                IF rates[i] > '0' AND rates[i] + capacities[i] < 'Infinity' AND periods[i] IS NOT NULL THEN -- what ended before comes back before
+                    PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]);
+                END IF;
                 SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
                        count(*), max(r.promised)
                   INTO v, t, m, last
