@@ -933,7 +933,7 @@ func TestHoldsOfACalendarComeBack(t *testing.T) {
 }
 
 // TestHoldsOlderThanTheList: a call lists about a hundred windows of a calendar. What is held since before them is settled, released, given back and swept as
-// what is held since the day before yesterday: its window is over, so nothing comes back of it, and late work is charged to no other window. More than was
+// what is held since the day before yesterday: its window is over, so nothing comes back of it to another one, and late work is charged to none. More than was
 // held is charged now.
 func TestHoldsOlderThanTheList(t *testing.T) {
 	for _, days := range []int{2, 101, 102, 103, 150, 360} {
@@ -966,8 +966,12 @@ func TestHoldsOlderThanTheList(t *testing.T) {
 				if _, err := pool.Exec(t.Context(), "SELECT ratelimit._sweep_holds('', '', '', $1)", h.clock.now); err != nil {
 					t.Fatal(err)
 				}
-				if got := scan[float64](t, pool, "SELECT rest FROM ratelimit.holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != 6 {
-					t.Errorf("%s: %v were kept, want all 6", of, got)
+				want := 0.0 // all came back in its window
+				if days > 110 {
+					want = 6 // which is not known
+				}
+				if got := scan[float64](t, pool, "SELECT rest FROM ratelimit.holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != want {
+					t.Errorf("%s: %v were kept, want %v", of, got, want)
 				}
 				if days < 7 { // then the hold is forgotten
 					h.settle(held.Token, []float64{-3}, daily.Key(of).Count(9))

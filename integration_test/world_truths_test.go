@@ -507,7 +507,7 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 		w.failf("%s, and %v can be taken", what, had)
 	}
 	switch ends := w.pending(id); {
-	case len(w.expired(id)) > 0: // what they hold may not come back then
+	case len(w.expired(id)) > 0 && (len(ends) > 0 || !b.PausedUntil.IsZero()): // other numbers count for what they held, or it comes back after the pause
 	case b.NextAt.IsZero():
 		if had+1 <= b.Capacity && len(ends) == 0 {
 			w.failf("%s, never more than %v", what, had)
@@ -585,7 +585,7 @@ func (w *everything) grantsNothing(p *worldProgram, id worldKey, b ratelimit.Bal
 
 // resets proves ResetAt: full then, or the next window; and not before. A clock behind the row begins windows that refill nothing.
 func (w *everything) resets(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
-	if len(w.pending(id)) > 0 || w.far(b.ResetAt, id) || w.clock.now.Before(w.latest) || len(w.expired(id)) > 0 || w.expires(b.ResetAt, id) {
+	if len(w.pending(id)) > 0 || w.far(b.ResetAt, id) || w.clock.now.Before(w.latest) || len(w.expired(id)) > 0 && !b.PausedUntil.IsZero() || w.expires(b.ResetAt, id) {
 		return
 	}
 	then := w.balanceAt(p, b.ResetAt, id)

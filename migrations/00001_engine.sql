@@ -5116,10 +5116,11 @@ $body$;
 -- Extends holds, by position: each lasts until ttl from now, at least. It does not lock the rows of their limits, and never waits: so a
 -- transaction that has one of them keeps no other from being extended. In a call of its own, since it locks the holds until COMMIT.
 --
--- ended: the positions that are settled. lost: those that are not held under this token any more. busy: those that somebody has locked: ask again.
+-- ended: the positions that are settled. lost: those that are not held under this token any more. busy: those that somebody has locked: ask again. until: when
+-- the first of the others ends.
 CREATE FUNCTION ratelimit._extend(
     names text[], keys text[], ids text[], tokens uuid[], ttls interval[], now timestamptz DEFAULT NULL,
-    OUT ended integer[], OUT lost integer[], OUT busy integer[]
+    OUT ended integer[], OUT lost integer[], OUT busy integer[], OUT until timestamptz
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -5128,6 +5129,7 @@ DECLARE
     n   CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     at  timestamptz := coalesce(now, clock_timestamp());
     was text;
+    own_until timestamptz;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: an extension of holds needs a READ COMMITTED transaction';
@@ -5142,7 +5144,9 @@ BEGIN
           WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i] AND h.state = 'held' FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE ratelimit.holds AS h SET until = greatest(h.until, at + ttls[i])
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i];
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i]
+            RETURNING h.until INTO own_until;
+            until := least(until, own_until);
             CONTINUE;
         END IF;
         SELECT h.state INTO was FROM ratelimit.holds AS h

@@ -159,7 +159,7 @@ UPDATE ratelimit.holds AS h
 RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer;
 
 -- name: Extend :one
-SELECT e.ended, e.lost, e.busy, coalesce(sqlc.narg('now')::timestamptz, statement_timestamp())::timestamptz AS at
+SELECT e.ended, e.lost, e.busy, e.until, coalesce(sqlc.narg('now')::timestamptz, statement_timestamp())::timestamptz AS at
   FROM ratelimit._extend(@names::text[], @keys::text[], @ids::text[], @tokens::uuid[], @ttls::interval[], sqlc.narg('now')::timestamptz) AS e;
 
 -- name: Reset :one

@@ -161,8 +161,7 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 		case len(answer.Lost)+len(answer.Ended) > 0:
 			return Held{}, fmt.Errorf("%w: %sit was ended, or given back", ErrHoldLost, limitsOf(held))
 		case len(answer.Busy) == 0:
-			at := answer.At.Time.UTC()
-			return Held{At: at, Token: token, Expires: at.Add(ttl)}, nil
+			return Held{At: answer.At.Time.UTC(), Token: token, Expires: answer.Until.Time.UTC()}, nil
 		case !backOff(ctx, attempt): // a transaction has locked it, to settle it perhaps
 			return Held{}, explainCall(verbHold, held, over(ctx))
 		}
@@ -192,8 +191,9 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 
 // Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will
 // be tried again. Everything comes back but what was used: the [Request.Count] of its requests, 0 without one. A hold
-// that has ended, or an id without an end that is not held, is no error: released is false. So defer it, on the pool,
-// with a context that does not end with the work:
+// that has ended, or an id without an end that is not held, is no error: released is false. (If its tokens came back
+// when it expired, what was used and not kept is charged, once.) So defer it, on the pool, with a context that does not
+// end with the work:
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //

@@ -60,7 +60,7 @@ var algebraMutations = []mutation{
 		tests: "TestReserve",
 	}, {
 		name: "promise-retry-early", file: "internal/algebra/promise.go", what: "a denied reservation gets the RetryAt of one that forfeits nothing",
-		old: "if at := firstAfter(now, guess, enough); !unknown(ds, at) {", new: "if at := guess; enough != nil && !unknown(ds, at) {",
+		old: "if at := firstAfter(now, guess, enough); at < Max && !unknown(ds, at) {", new: "if at := guess; enough != nil && !unknown(ds, at) {",
 		tests: "TestReserve",
 	}, {
 		name: "promise-listed", file: "internal/algebra/promise.go", what: "a list of windows that is longer than the call's tells of a denied reservation that it would be granted",

@@ -151,6 +151,14 @@ var holdMutations = []mutation{
 
 	// ratelimit._reclaim
 	{
+		name: "reclaim-now", file: holds, what: "the longer nobody gives back an expired hold, the less comes",
+		old: "last, greatest(rec.until, latest), rate, period,", new: "last, at, rate, period,",
+		tests: "TestAnExpiredHoldComesBackAtItsEnd",
+	}, {
+		name: "settle-before", file: holds, what: "a Settle writes the row before what expired has come back",
+		old: "        IF moves THEN -- after", new: "        IF false THEN -- after",
+		tests: "TestAnExpiredHoldComesBackAtItsEnd",
+	}, {
 		name: "reclaim-waits", file: holds, what: "a denied call waits for a hold that somebody has locked",
 		old: "           FOR UPDATE SKIP LOCKED);\n    SELECT f.value", new: "           FOR UPDATE);\n    SELECT f.value",
 		tests: "TestHoldsReclaimPassesOverALockedHold",

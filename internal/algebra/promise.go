@@ -68,21 +68,24 @@ func earliest(rows []Row, now Micros) Micros {
 func (d Demand) Enough(left float64) bool { return !math.IsInf(left, -1) && left >= d.Lowest }
 
 // WhenReserved is now if Reserve grants, or else the first instant at which it grants what is due (see [Limit.Due]), if nothing else
-// is taken or given back. Beyond [Max], and beyond the last of a calendar's Windows, it is Max. For a count above the capacity of a
-// window, there may be an earlier instant, since Reserve grants it for a while before each window.
+// is taken or given back. Beyond [Max], and beyond the last of a calendar's Windows, it is Max or, if limits that are full would not grant it
+// either, [Forever]. For a count above the capacity of a window, there may be an earlier instant, since Reserve grants it for a while before
+// each window.
 func WhenReserved(ds []Demand, now, within Micros) Micros {
 	granted := func(at Micros) bool {
-		_, _, granted := Reserve(ds, at, within)
-		return granted
+		runAt, _, granted := Reserve(ds, at, within)
+		return granted && runAt < Max
 	}
 	enough := func(at Micros) bool { return unknown(ds, at) || granted(at) } // once it is true, it mostly stays true
 	if now >= Max || granted(now) {
 		return now
 	}
+	full := slices.Clone(ds)
 	ds = slices.Clone(ds)
 	guess := now + 1
 	for i := range ds {
 		d := &ds[i]
+		full[i].Rows = nil
 		guess = max(guess, d.Limit.When(d.Rows, d.Count, d.Floor, now)) // without forfeits
 		d.Lowest = d.Limit.Due(len(d.Rows), d.Count, d.Floor)
 	}
@@ -96,8 +99,11 @@ func WhenReserved(ds []Demand, now, within Micros) Micros {
 			}
 		}
 	}
-	if at := firstAfter(now, guess, enough); !unknown(ds, at) {
+	if at := firstAfter(now, guess, enough); at < Max && !unknown(ds, at) {
 		return at
+	}
+	if _, _, ever := Reserve(full, now, within); !ever {
+		return Forever
 	}
 	return Max
 }

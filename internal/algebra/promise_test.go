@@ -84,7 +84,8 @@ func TestReserveWithin(t *testing.T) {
 		{"at once", []Demand{demand(window, 3, 3)}, 0, -1, noon},
 		{"the second of two", []Demand{demand(bucket, 6, 3), demand(window, 0, 3)}, 30 * second, 1, noon + 30*second},
 		{"nothing is ever there at once", []Demand{demand(spaced, -3, 1)}, 30 * second, 0, noon + 10*second},
-		{"nor that early", []Demand{demand(spaced, 0, 1)}, 9 * second, 0, Max - 9*second}, // never
+		{"nor that early", []Demand{demand(spaced, 0, 1)}, 9 * second, 0, Forever},
+		{"what a slow one forfeits is always more than may be owed", []Demand{ticks, demand(spaced, 0, 1)}, Forever, 0, Forever},
 		{"nor in a window", []Demand{demand(none, 0, 1)}, 20 * second, 0, noon + 40*second},
 		{"nor above a window's capacity", []Demand{demand(Limit{Rate: 7, Period: 10 * time.Second, Capacity: 1, Window: true, Start: noon}, -22, 6)},
 			5 * second, 0, noon + 35*second}, // it waits for the fourth window

@@ -322,7 +322,7 @@ func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
 }
 
 const Extend = `-- name: Extend :one
-SELECT e.ended, e.lost, e.busy, coalesce($1::timestamptz, statement_timestamp())::timestamptz AS at
+SELECT e.ended, e.lost, e.busy, e.until, coalesce($1::timestamptz, statement_timestamp())::timestamptz AS at
   FROM ratelimit._extend($2::text[], $3::text[], $4::text[], $5::uuid[], $6::interval[], $1::timestamptz) AS e
 `
 
@@ -339,6 +339,7 @@ type ExtendRow struct {
 	Ended []int32
 	Lost  []int32
 	Busy  []int32
+	Until pgtype.Timestamptz
 	At    pgtype.Timestamptz
 }
 
@@ -356,6 +357,7 @@ func (q *Queries) Extend(ctx context.Context, arg ExtendParams) (ExtendRow, erro
 		&i.Ended,
 		&i.Lost,
 		&i.Busy,
+		&i.Until,
 		&i.At,
 	)
 	return i, err
