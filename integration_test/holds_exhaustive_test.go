@@ -82,7 +82,7 @@ func (m *holdLedger) lapse(all bool, then int, of, but string) {
 		if row.state == "held" && row.until <= then {
 			back := m.comesBack(name, row.count)
 			m.there[name] += back
-			m.rows[at] = holdRow{"lapsed", row.of, row.count, row.count - back, then + 7*24*60}
+			m.rows[at] = holdRow{"lapsed", row.of, row.count, row.count - back, m.now + 7*24*60}
 		} else if all && row.state != "held" && row.until < m.now-60 {
 			delete(m.rows, at)
 		}

@@ -279,7 +279,7 @@ func TestAnExpiredHoldComesBackAtItsEnd(t *testing.T) {
 							return fmt.Sprint(err == nil)
 						})
 					case 3:
-						both(fmt.Sprint("reserve or charge ", count), func(i int, r ratelimit.Request) string {
+						both(fmt.Sprint("reserve or charge ", count), func(_ int, r ratelimit.Request) string {
 							if name == "calendar" {
 								return fmt.Sprint(second(h.limits.Charge(t.Context(), pool, r.Count(count))))
 							}

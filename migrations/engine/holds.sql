@@ -122,13 +122,13 @@ LANGUAGE sql STABLE
 RETURN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE');
 
 -- Ends expired holds of a key whose rows are all locked, if there are any and the caller may. A sweep looks for them whatever the rows say, and ends at
--- most so many, the oldest first. Returns how many.
+-- most so many, the oldest first. upto: only those that ended by then. Returns how many.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
 CREATE OR REPLACE FUNCTION ratelimit._reclaim(
     name text, key text, rate double precision, period interval, capacity double precision, start timestamptz,
-    now timestamptz, windows timestamptz[], most integer DEFAULT NULL
+    now timestamptz, windows timestamptz[], most integer DEFAULT NULL, upto timestamptz DEFAULT NULL
 ) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -147,7 +147,7 @@ BEGIN
     END IF;
     ids := ARRAY(SELECT h.id
           FROM ratelimit.holds AS h
-         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= coalesce(upto, at)
          ORDER BY h.until
          LIMIT most
            FOR UPDATE SKIP LOCKED);
@@ -551,7 +551,7 @@ BEGIN
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END IF;
         IF moves THEN -- after what ended before it
-            PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], since, w);
+            PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, w, upto => since);
         END IF;
         IF i <= taking THEN
             SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised),
