@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "23e6ab2600bc85dd52c191effba26ca17ba24ac3d31dacf973f3042fc5614e6e"
+const Hash = "91340c1375b3c619a98b8bf1faf0d97ca94a45020315b986de2d0a36c604ad3b"

@@ -32,7 +32,7 @@ func startDocker(ctx context.Context) (*Server, error) {
 		}
 		return err
 	}
-	starting := context.AfterFunc(ctx, func() { stdin.Close() })
+	starting := context.AfterFunc(ctx, func() { _ = stdin.Close() })
 	defer starting()
 	var url, image string
 	if _, err := fmt.Fscanln(stdout, &url, &image); err != nil {
