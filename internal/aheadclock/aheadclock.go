@@ -7,6 +7,8 @@ import "time"
 var (
 	// Set gives it a clock, which is that of its Limiters, too. Then memory decides calls of a Limiter.Clock, and nothing comes back or is refilled by itself.
 	Set func(coalescer any, now func() time.Time)
-	// Sweep gives back what is no longer of use, and Refill takes more.
-	Sweep, Refill func(coalescer any)
+	// Sweep gives back what is no longer of use.
+	Sweep func(coalescer any)
+	// Refill takes more.
+	Refill func(coalescer any)
 )
