@@ -121,6 +121,9 @@ func (a smallAction) String() string {
 	return fmt.Sprintf("take %v, reserving: %v", a.counts, a.reserve)
 }
 
+// smallBegin is when a small world begins. Windows begin at noon: never when an action does.
+var smallBegin = noon.Add(-250 * time.Millisecond)
+
 // smallState is the state of a small world. It is copied, never changed in place.
 type smallState struct {
 	now     algebra.Micros
@@ -337,7 +340,7 @@ func (w smallWorld) every(t *testing.T, s smallState, actions int, ended func(sm
 func smallWorlds() (worlds []smallWorld) {
 	type define func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Limit
 	window := func(name string, rate float64, period time.Duration, options ...ratelimit.Option) ratelimit.Limit {
-		return ratelimit.FixedWindow(name, rate, period, append(options, ratelimit.Start(noon.Add(period/4)))...)
+		return ratelimit.FixedWindow(name, rate, period, append(options, ratelimit.Start(noon))...)
 	}
 	kinds := []define{ratelimit.TokenBucket, window}
 	add := func(pick int, counts []float64, limits ...ratelimit.Limit) {
@@ -382,7 +385,7 @@ func testSmallWorlds(t *testing.T) {
 		// A sample of all sequences also runs on the database.
 		var sample []smallState
 		ended := 0
-		w.every(t, smallState{now: algebra.At(noon), rows: make([][]algebra.Row, len(w.limits))}, actions, func(s smallState) {
+		w.every(t, smallState{now: algebra.At(smallBegin), rows: make([][]algebra.Row, len(w.limits))}, actions, func(s smallState) {
 			if ended++; len(sample) < sampled {
 				sample = append(sample, s)
 			} else if i := r.IntN(ended); i < sampled {
@@ -401,8 +404,9 @@ func testSmallWorlds(t *testing.T) {
 func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction) {
 	t.Helper()
 	limiter, clock := newLimiter()
+	clock.now = smallBegin
 	ctx := shardpick.With(t.Context(), func(int) (int, int) { return w.pick, w.pick })
-	s := smallState{now: algebra.At(noon), rows: make([][]algebra.Row, len(w.limits))}
+	s := smallState{now: algebra.At(smallBegin), rows: make([][]algebra.Row, len(w.limits))}
 	var receipts []ratelimit.Receipt
 	for _, a := range actions {
 		next, _ := w.try(s, a)

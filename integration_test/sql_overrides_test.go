@@ -230,7 +230,6 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit.unblock('typo', every_key => true)":                                                                        "nobody knows it",
 		"ratelimit.resume('typo', 'ann')":                                                                                     "nobody knows it",
 		"ratelimit.reset('typo', 'ann')":                                                                                      "nobody knows it",
-		"ratelimit.denials('typo')":                                                                                           "nobody knows it",
 		"ratelimit.reset('typo', 'ann', who => 'ben')":                                                                        "nobody knows it",
 		"ratelimit.release('typo', 'ann', 'job', who => 'ben')":                                                               "nobody knows it",
 		"ratelimit.holds('typo', 'ann')":                                                                                      "nobody knows it",

@@ -123,7 +123,7 @@ func TestAnUnlimitedLimitGrantsEverything(t *testing.T) {
 			if charged, err := w.limiter.Charge(w.Context(), w.db, request); err != nil || !charged.OK || charged.Receipt() != "" {
 				w.Fatalf("charged %+v, %v", charged, err)
 			}
-			w.do(w.limiter.Reset(w.Context(), w.db, request))
+			w.do(w.limiter.Reset(w.Context(), w.db, limit))
 		}
 		w.refuse(ratelimit.ErrInvalid, limit.Count(-1))
 		w.refuse(ratelimit.ErrInvalid, limit.Count(1e15), limit.Count(1e15))

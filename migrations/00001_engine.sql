@@ -6963,9 +6963,6 @@ BEGIN
              GROUP BY r.key
           ) AS k
          ORDER BY k.denied DESC, k.last_denied DESC, k.key;
-    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM ratelimit.denials AS r WHERE r.name = name COLLATE "C") THEN
-        PERFORM ratelimit._check_known(name COLLATE "C");
-    END IF;
 END
 $body$;
 

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "91340c1375b3c619a98b8bf1faf0d97ca94a45020315b986de2d0a36c604ad3b"
+const Hash = "ae2468984b130edf35a61435ffd65eb3bcfdc08c931f979657ae5035eb2b7cd9"
