@@ -106,7 +106,7 @@ func (w *everything) foresees(ctx context.Context, p *worldProgram, s worldStep,
 		if slices.ContainsFunc(w.balances(p, ids...), w.uneven) {
 			return // one row may grant it, and another deny it
 		}
-		if w.foresee(ctx, p, ids, count); r.IntN(4) == 0 {
+		if w.foresee(ctx, p, ids, count); r.IntN(2) == 0 {
 			w.refills(p)
 		}
 	}
@@ -178,30 +178,30 @@ func (w *everything) foresee(ctx context.Context, p *worldProgram, ids []worldKe
 // refills has a program take what its calls will ask for.
 func (w *everything) refills(p *worldProgram) {
 	ids, m := w.ids(), p.memory
-	before, statements := w.balances(p, ids...), m.statements
+	before := w.balances(p, ids...)
 	aheadclock.Refill(m.Coalescer)
 	for i, b := range w.balances(p, ids...) {
 		if math.IsInf(b.Capacity, 1) || b.Decides == "block" || noRate(b) {
 			continue
 		}
-		w.takesAhead(ids[i], m, before[i], b, before[i].Remaining-b.Remaining, "a refill")
-	}
-	if m.statements != statements {
-		w.failf("OnBatch was told of a refill")
+		if w.takesAhead(ids[i], m, before[i], b, before[i].Remaining-b.Remaining, "a refill") {
+			w.meets(ids[i], "ahead-early")
+		}
 	}
 }
 
-// takesAhead wants only plenty to be taken ahead.
-func (w *everything) takesAhead(id worldKey, m *worldMemory, before, after ratelimit.Balance, extra float64, what string) {
+// takesAhead wants only plenty to be taken ahead, and reports whether something was.
+func (w *everything) takesAhead(id worldKey, m *worldMemory, before, after ratelimit.Balance, extra float64, what string) bool {
 	slack := w.slack(before) + w.slack(after)
 	if math.Abs(extra) <= slack || !w.adds(before, id) {
-		return
+		return false
 	}
 	if extra < 0 || math.Abs(extra-math.Round(extra)) > slack || after.Remaining < max(3*extra, 100-extra)-slack {
 		w.failf("%s: %v of %v were taken ahead, of %v, and %v are left", what, extra, id, before.Remaining, after.Remaining)
 	}
 	m.lots = append(m.lots, &worldLot{of: id, limit: before.Limit, at: w.clock.now, reset: before.ResetAt, left: math.Round(extra), step: w.step})
 	w.meets(id, "ahead-taken")
+	return true
 }
 
 // uses takes what memory has granted from what is ahead.

@@ -129,8 +129,8 @@ func TestAWorldOfEveryStep(t *testing.T) {
 	for c := newWorldNumbers(ahead.Seed).limits[0].Config(); c.Kind != "token bucket" || c.Shards > 1 || c.MaxReserved != nil || c.Varies != "" || *c.Rate == 0 || *c.Capacity < 1000; c = newWorldNumbers(ahead.Seed).limits[0].Config() {
 		ahead.Seed++
 	}
-	for n := range uint64(6) {
-		ahead.Steps = append(ahead.Steps, worldStep{Do: "foresee", Other: -1, Count: 1, N: n}, worldStep{Do: "clock", For: time.Duration(n/2) * 100 * time.Millisecond})
+	for n := range uint64(12) {
+		ahead.Steps = append(ahead.Steps, worldStep{Do: "foresee", Other: -1, Count: 1, N: n}, worldStep{Do: "clock", For: time.Duration(n%3) * 100 * time.Millisecond})
 	}
 	ahead.Steps = append(ahead.Steps, worldStep{Do: "give back"}, worldStep{Do: "restart"})
 	w := replayWorld(t, script)
@@ -245,7 +245,7 @@ func (p *worldPairs) met(features map[worldKey]map[string]bool) {
 var worldFeatures = []string{
 	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate", "other-version",
 	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-pause", "do-resume", "do-reset", "do-crowd", "do-hold", "do-settle", "do-release", "slots", "hold-expired", "give-up", "queue", "scramble",
-	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-each", "way-by-hand", "way-middleware", "way-rpc", "way-canceled", "way-ahead", "ahead", "ahead-taken", "ahead-back",
+	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-each", "way-by-hand", "way-middleware", "way-rpc", "way-canceled", "way-ahead", "ahead", "ahead-taken", "ahead-early", "ahead-back",
 	"ask-tool", "ask-page", "ask-usage", "steer-go", "steer-tool", "steer-page",
 	"several", "rollback",
 	"override-numbers", "override-block", "override-unlimited", "override-with-end", "override-of-all-keys", "override-late", "override-removed", "override-ended",
@@ -269,6 +269,7 @@ var worldApart = map[[2]string]string{
 	{"global", "many-parts"}:            "a limit without keys has no parts",
 	{"global", "override-of-all-keys"}:  "of a limit without keys, an override of all keys is its own",
 	{"ahead-taken", "no-rate"}:          "by no override has it plenty",
+	{"ahead-early", "no-rate"}:          "by no override has it plenty",
 	{"ahead-back", "no-rate"}:           "by no override has it plenty",
 	{"varies", "way-by-hand"}:           "SQL without numbers does not know a key's own ones",
 	{"own-numbers", "way-by-hand"}:      "SQL without numbers does not know a key's own ones",

@@ -42,8 +42,8 @@ type Coalescer struct {
 	AsyncCommit bool
 
 	// Pace is the least time between the starts of two statements, for floods: more calls share each statement. The
-	// default, 0, is no pace. It is 0.1 ms to 10 s; anything else is [ErrInvalid], at the first call. With 3 ms, there are at most 333 statements a second, and a call, or [Coalescer.Close],
-	// waits up to 3 ms longer. Calls that share no statement ignore the pace, as do retried statements, and those for
+	// default, 0, is no pace. It is 0.1 ms to 10 s; anything else is [ErrInvalid], at the first call. With 3 ms, there
+	// are at most 333 statements a second, and a call, or [Coalescer.Close], waits up to 3 ms longer. Calls that share no statement ignore the pace, as do retried statements, and those for
 	// calls that the one before could not decide. Do not combine it with a [Limiter.Clock]: calls at different instants
 	// are separate statements.
 	Pace time.Duration

@@ -48,7 +48,7 @@ type group struct {
 	first   *demand // unless mixed, all demands have its limit
 	numbers algebra.Limit
 	repeats int
-	// mixed means that the demands differ: the database and answerCall decide them one by one.
+	// mixed means that the demands differ, or are for what is ahead: the database and answerCall decide them one by one.
 	mixed bool
 
 	ord      int32 // the place in args.Keys, from 1: groups that are not mixed come first
@@ -102,7 +102,7 @@ func (b *batch) group() {
 			b.of = append(b.of, at)
 			g := &b.groups[at]
 			g.repeats++
-			g.mixed = g.mixed || len(w.ds) > 1 || g.repeats > 1 &&
+			g.mixed = g.mixed || len(w.ds) > 1 || d.floor > 0 || g.repeats > 1 &&
 				(d.count != g.first.count || d.count != math.Trunc(d.count) || d.floor != 0 || g.first.floor != 0 || d.limit != g.first.limit)
 		}
 	}

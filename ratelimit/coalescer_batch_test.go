@@ -61,3 +61,13 @@ func TestABatchHasTheWindowsOfEachCall(t *testing.T) {
 		b.clear()
 	}
 }
+
+// TestABatchDecidesWhatIsAheadByItself: the database refuses a floor above zero where calls of a key are decided together.
+func TestABatchDecidesWhatIsAheadByItself(t *testing.T) {
+	t.Parallel()
+	b := batches.New().(*batch)
+	b.waiters = append(b.waiters, &waiter{ds: []demand{{limit: TokenBucket("limit", 1, time.Second), key: "a", count: 4, floor: 96}}})
+	if b.group(); len(b.args.Floors) > 0 || len(b.args.AskFloors) != 1 {
+		t.Errorf("floors %v and %v", b.args.Floors, b.args.AskFloors)
+	}
+}

@@ -330,29 +330,36 @@ func (c *Coalescer) refill(early time.Duration) {
 	}
 	clock := c.memory.present()
 	setNumbers(verbs[verbConsume], ds, clock, false)
-	asked := make([]*waiter, len(ds))
+	var landing sync.WaitGroup // each by itself: places wait for it
 	for i := range ds {
 		c.mu.Lock()
-		asked[i] = c.schedule.arrive(ds[i:i+1], clock, true, c.now(), c.Pace)
-		asked[i].ahead = true
+		w := c.schedule.arrive(ds[i:i+1:i+1], clock, true, c.now(), c.Pace)
+		w.ahead = true
+		c.startAndUnlock()
+		landing.Go(func() { c.refilled(w, extras[i]) })
+	}
+	landing.Wait()
+}
+
+// refilled waits for what is taken ahead of a key.
+func (c *Coalescer) refilled(w *waiter, e extra) {
+	<-w.done
+	err, sent := w.err, localTime{}
+	if w.direct { // after an error that it may be due to
+		err = context.Canceled
+		c.mu.Lock()
+		c.schedule.landedAlone(w.ds, w.apart, true, err)
 		c.startAndUnlock()
 	}
-	for i, w := range asked {
-		<-w.done
-		err, sent := w.err, localTime{}
-		if w.direct { // after an error that it may be due to
-			err = context.Canceled
-			c.mu.Lock()
-			c.schedule.landedAlone(w.ds, w.apart, true, err)
-			c.startAndUnlock()
-		}
-		if w.flight != nil {
-			sent = w.flight.sent
-			w.flight.told.Done()
-		}
-		c.land(extras[i], &ds[i], &w.answer, sent, err)
-		*w = waiter{done: w.done}
-		waiters.Put(w)
+	flight := w.flight
+	if flight != nil {
+		sent = flight.sent
+	}
+	c.land(e, &w.ds[0], &w.answer, sent, err)
+	*w = waiter{done: w.done}
+	waiters.Put(w)
+	if flight != nil {
+		flight.told.Done()
 	}
 }
 
