@@ -48,7 +48,7 @@ type Options struct {
 	OverridesListen bool
 
 	// Schema, Clock, Observer and OnRetry are those of [Limiter]. Usage takes the schema, too. Observer is called
-	// before Usage. A Clock that is a minute from the database's is [ErrInvalid], unless NoBackground or NoOverrides.
+	// before Usage.
 	Schema   string
 	Clock    func() time.Time
 	Observer func(ctx context.Context, d Decision)
@@ -265,9 +265,6 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	if l.overrides != nil {
 		if err := l.overrides.load(ctx); err != nil {
 			return o.refused("", err, "SELECT on ratelimit.overrides", "set Options.NoOverrides")
-		}
-		if o.Clock != nil && !o.NoBackground && l.overrides.strays(o.Clock()) {
-			return fmt.Errorf("%w: open: Options.Clock is for tests, and more than a minute from the clock of the database: leave it nil, or set NoBackground", ErrInvalid)
 		}
 	}
 	if sweeps {

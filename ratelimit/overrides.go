@@ -377,16 +377,6 @@ func (o *overrides) polled(sent, answered time.Duration, at time.Time) {
 	o.clocks.Store(&said)
 }
 
-// strays reports whether an instant of now is more than a minute from the database's clock, as far as that is known.
-func (o *overrides) strays(now time.Time) bool {
-	known := o.clocks.Load()
-	if known == nil {
-		return false
-	}
-	ahead := now.Sub(started.Add(time.Since(started)))
-	return ahead < known.low-time.Minute || ahead > known.high+time.Minute
-}
-
 // page reads one page.
 func (o *overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)

@@ -24,7 +24,7 @@ var modes = []pgx.QueryExecMode{
 
 // statements are those of the library, as sqlc names them.
 var statements = []string{
-	dbsqlc.Apply, dbsqlc.ApplyOne, dbsqlc.Block, dbsqlc.Coalesce, dbsqlc.Consume, dbsqlc.ConsumeKeys, dbsqlc.ConsumeSeveral, dbsqlc.ConsumeSharded,
+	dbsqlc.Apply, dbsqlc.ApplyOne, dbsqlc.Block, dbsqlc.Coalesce, dbsqlc.Consume, dbsqlc.ConsumeKeys, dbsqlc.ConsumeSeveral, dbsqlc.ConsumeSharded, dbsqlc.Database,
 	dbsqlc.Each, dbsqlc.Extend, dbsqlc.Hold, dbsqlc.MaySweep, dbsqlc.Move, dbsqlc.Override, dbsqlc.Overrides, dbsqlc.Pause, dbsqlc.Publish, dbsqlc.RecordUsage, dbsqlc.Refund, dbsqlc.RefundOne,
 	dbsqlc.Reset, dbsqlc.Restore, dbsqlc.Resume, dbsqlc.Settle, dbsqlc.Sweep, dbsqlc.SweepHolds, dbsqlc.SweepTurn, dbsqlc.Unblock, dbsqlc.UpdateBucket, dbsqlc.UpdateCalendar, dbsqlc.UpdateHold, dbsqlc.UpdateSettle, dbsqlc.UpdateWindow,
 }

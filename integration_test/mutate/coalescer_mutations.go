@@ -148,7 +148,7 @@ var coalescerMutations = []mutation{
 		tests: "TestAForecastWantsWhatWillBeAskedFor",
 	}, {
 		name: "ahead-reset", file: "ratelimit/verbs.go", what: "after a reset, a Coalescer with Ahead goes on as before",
-		old: "if c.does.settles || c.does.answers == nothing {", new: "if c.does.settles {",
+		old: "case c.does.answers == nothing: // what a Coalescer", new: "case false: // what a Coalescer",
 		tests: "TestAhead",
 	}, {
 		name: "ahead-remaining", file: "ratelimit/coalescer_memory.go", what: "what was taken ahead counts as used by others in Remaining, and in a receipt",
