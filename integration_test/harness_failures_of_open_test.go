@@ -79,9 +79,6 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 		"Open: a Recorder of another schema": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
 			return c.opens(c.pool, func(o *ratelimit.Options) { o.Usage = &usage.Recorder{DB: c.pool, Schema: "another"} })
 		}},
-		"Open: a clock of tests": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
-			return c.opens(c.pool, func(o *ratelimit.Options) { o.Clock = func() time.Time { return time.Now().Add(time.Hour) } })
-		}},
 		"Open: sweeps and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.SweepEvery = time.Hour })},
 		"Open: a background and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) {
 			o.NoBackground, o.OverridesEvery = true, time.Second
