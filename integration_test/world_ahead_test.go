@@ -74,7 +74,7 @@ func (w *everything) newMemory() *worldMemory {
 	return m
 }
 
-// forgets notes that a verb of this process has changed a key: its programs forget what they know of it.
+// forgets notes that a verb of this process has changed a key: its programs forget what was denied and, of some verbs, what is ahead.
 func (w *everything) forgets(_ context.Context, d ratelimit.Decision) {
 	if !slices.Contains([]string{"charge", "refund", "reset", "move", "pause", "resume", "settle", "release"}, d.Verb) {
 		return
@@ -85,7 +85,9 @@ func (w *everything) forgets(_ context.Context, d ratelimit.Decision) {
 			return w.limits[id.limit].Name() == s.Limit.Name() && (stored == nil && s.Key == "" || stored != nil && *stored == s.Key)
 		}
 		for _, p := range w.programs {
-			p.memory.lots = slices.DeleteFunc(p.memory.lots, func(l *worldLot) bool { return is(l.of) })
+			if slices.Contains([]string{"reset", "move", "pause", "resume"}, d.Verb) {
+				p.memory.lots = slices.DeleteFunc(p.memory.lots, func(l *worldLot) bool { return is(l.of) })
+			}
 			p.memory.denials = slices.DeleteFunc(p.memory.denials, func(d worldDenial) bool { return slices.ContainsFunc(d.of, is) })
 		}
 	}
