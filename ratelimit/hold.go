@@ -209,8 +209,9 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 }
 
 // Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call
-// for the id, within keep, takes nothing and is granted, but is not the first, also when there are no tokens left. Call it in the
-// transaction that handles the event: if that rolls back, the next delivery counts.
+// for the id, within keep, takes nothing and is granted, but is not the first, also when there are no tokens left.
+// Handle the event if first is true; beside an error, it is false. Call Once in the transaction that handles the event:
+// if that rolls back, the next delivery counts.
 //
 // On a pool, it is for counting alone: the id is counted although the handler fails afterwards, so a repeated event
 // must be handled all the same. A denial is not remembered. After [ErrUnknownOutcome], call it again.
@@ -220,8 +221,8 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 // counts anew.
 //
 // It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots
-// are [ErrInvalid]. The result of a repeated event has no numbers and no receipt. That of the first call can be refunded: the id
-// stays counted.
+// are [ErrInvalid]. The result of a repeated event has no numbers and no receipt. That of the first call can be
+// refunded: the id stays counted.
 func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (first bool, result Result, err error) {
 	result, err = l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
 	return err == nil && !result.Repeated, result, err
