@@ -170,8 +170,9 @@ func during(t *trial) {
 	t.holding()
 	limits, slots := new(ratelimit.Limiter), ratelimit.Slots(t.name("slots"), 1).Key(t.key(0))
 	if !t.way.sql { // also where a Hold is refused
-		var row dbsqlc.ExtendRow
-		t.must("an extension of nothing", t.db.QueryRow(t.ctx, dbsqlc.Extend, nil, []string{}, []string{}, []string{}, []string{}, []string{}).Scan(&row.Ended, &row.Lost, &row.Busy, &row.At))
+		none := []string{}
+		_, err := dbsqlc.New(t.db.(dbsqlc.DBTX)).Extend(t.ctx, dbsqlc.ExtendParams{Names: none, Keys: none, Ids: none, Tokens: none, Ttls: []time.Duration{}})
+		t.must("an extension of nothing", err)
 	}
 	held, err := limits.Hold(t.ctx, t.db, t.job(2), time.Minute, t.still("budget", 10).Key(t.key(0)))
 	t.must("a hold of tokens", err)

@@ -146,6 +146,11 @@ func overrides(t *trial) {
 	restored, err := l.Restore(t.ctx, t.db, limit.Key("raised"), ratelimit.End{Who: "conformance"})
 	t.must("Restore", err)
 	t.want(ended == 1 && restored == 1, "a block and an override to end, came %d and %d", ended, restored)
+	other := t.otherProcess()
+	defer other.Close()
+	restored, err = l.Restore(t.ctx, other, limit.Key("raised"), ratelimit.End{}) // asks both pools for their database
+	t.must("the Restore on another pool", err)
+	t.want(restored == 0, "no override to end, came %d", restored)
 	consume("a key that is no longer blocked", "blocked", 10, nil)
 	consume("a key that is as defined again", "raised", 11, ratelimit.ErrExceedsCapacity)
 }
