@@ -70,11 +70,13 @@ const (
 	openPerSecond = 5_000
 	openCustomers = 500
 	openWorkers   = 256
-	openSlice     = 3 * time.Second
+	openSpan      = 2 * time.Second // 20 calls of each customer
+	openSlice     = 3 * openSpan
+	openTurns     = 3
 )
 
 // aheadOpen compares what calls of an open load cost the server, with Ahead and without: statements, or bytes of the write-ahead log. It prints
-// both, also for a shorter Ahead.
+// both, also for a shorter Ahead. Each slice begins after the load has lasted for two Aheads: before, what is ahead grows.
 func aheadOpen(cost string) func(ctx context.Context, e *env) (outcome, error) {
 	return func(ctx context.Context, e *env) (outcome, error) {
 		type way struct {
@@ -88,7 +90,7 @@ func aheadOpen(cost string) func(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 		var ways []*way
-		for _, ahead := range []time.Duration{time.Second, 0, aheadOf} {
+		for _, ahead := range []time.Duration{openSpan, 0, openSpan / 2, aheadOf} {
 			w := &way{spent: map[string][]float64{}}
 			o := plenty(openWorkers)
 			pool, err := e.newPool(ctx, o.conns, &w.statements)
@@ -103,13 +105,16 @@ func aheadOpen(cost string) func(ctx context.Context, e *env) (outcome, error) {
 			w.call = paced(openPerSecond, openWorkers, w.call)
 			ways = append(ways, w)
 		}
-		turns := pairs
+		turns := openTurns
 		if e.quick {
 			turns = 1
 		}
 		order := slices.Clone(ways)
-		for turn := range 1 + turns { // the first warms up
+		for range turns {
 			for _, w := range order {
+				if _, err := w.run(ctx, e.moment(2*openSpan)); err != nil {
+					return outcome{}, err
+				}
 				wal, err := readWAL(ctx, admin)
 				if err != nil {
 					return outcome{}, err
@@ -123,11 +128,10 @@ func aheadOpen(cost string) func(ctx context.Context, e *env) (outcome, error) {
 				if err != nil {
 					return outcome{}, err
 				}
-				if calls := float64(t.latencies.n); turn > 0 {
-					w.calls += float64(t.calls)
-					w.spent["statements"] = append(w.spent["statements"], float64(w.statements.n.Load()-sent)/calls)
-					w.spent["WAL bytes"] = append(w.spent["WAL bytes"], (after-wal)/calls)
-				}
+				calls := float64(t.latencies.n)
+				w.calls += float64(t.calls)
+				w.spent["statements"] = append(w.spent["statements"], float64(w.statements.n.Load()-sent)/calls)
+				w.spent["WAL bytes"] = append(w.spent["WAL bytes"], (after-wal)/calls)
 			}
 			slices.Reverse(order)
 		}
