@@ -46,7 +46,7 @@ var figures = []figure{
 	{"ahead_hot_64", "one hot key, 64 goroutines: coalesced with Ahead / Redis EVALSHA by go-redis", 15, false, aheadVsRedis(64, hotKey)},
 	{"ahead_own_64", "the same, a key of its own for each", 12, false, aheadVsRedis(64, ownKey)},
 	{"ahead_two_limits", "calls/s, own keys, 64 goroutines, a month and a minute in one call: coalesced with Ahead / without", 3, false, aheadTwoLimits},
-	{"ahead_open_statements", "statements a call, 5,000 calls/s for 500 customers, coalesced: with Ahead of two seconds / without", 0.1, true, aheadOpen("statements")},
+	{"ahead_open_statements", "statements a call, 5,000 calls/s for 500 customers, coalesced: with Ahead of a second / without", 0.1, true, aheadOpen("statements")},
 	{"ahead_open_wal", "the same, bytes of the write-ahead log", 0.1, true, aheadOpen("WAL bytes")},
 	{"ahead_flood_p99", "p99 latency of calls for other keys, coalesced with Ahead: while one key is flooded and denied / before", 2, true, aheadFlood},
 	{"coalesced_idle", "one goroutine: coalesced / direct call", 0.95, false, coalescedIdle},

@@ -70,8 +70,8 @@ const (
 	openPerSecond = 5_000
 	openCustomers = 500
 	openWorkers   = 256
-	openSpan      = 2 * time.Second // 20 calls of each customer
-	openSlice     = 3 * openSpan
+	openSpan      = time.Second // 10 calls of each customer
+	openSlice     = 4 * openSpan
 	openTurns     = 3
 )
 
@@ -90,7 +90,7 @@ func aheadOpen(cost string) func(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 		var ways []*way
-		for _, ahead := range []time.Duration{openSpan, 0, openSpan / 2, aheadOf} {
+		for _, ahead := range []time.Duration{openSpan, 0, aheadOf} {
 			w := &way{spent: map[string][]float64{}}
 			o := plenty(openWorkers)
 			pool, err := e.newPool(ctx, o.conns, &w.statements)

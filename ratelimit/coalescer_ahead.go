@@ -14,6 +14,9 @@ import (
 const (
 	// plenty is the least balance of which tokens are taken ahead, and share the part of it that may be: a quarter.
 	plenty, share = 100, 4
+	// spread is how many standard deviations less than what was asked for is taken ahead. With 1, a quarter of it may come to be unused, with
+	// 2 twice as many calls are asked: TestLittleOfItIsNotUsed prints both.
+	spread = 1.5
 	// lateness is after how many times Ahead an idle key is forgotten, and what is not used no longer comes back: see tooLate.
 	lateness = 3
 	// maxLots bounds the lots of a key: each of them was too small for a call, so that another statement took more.
@@ -82,15 +85,25 @@ type forecast struct {
 
 	denied *denied
 
-	row    algebra.Row   // what the last statement left
-	sent   time.Duration // when that was sent
-	trip   time.Duration // its round trip
-	voided time.Duration // what was sent until then is not learned
-	quiet  time.Duration // nothing is taken ahead before: the key was denied, or not only consumed
-	// Tokens asked for, in the present span of Ahead and in the one before.
-	began         localTime
-	asked, before float64
+	row           algebra.Row   // what the last statement left
+	sent          time.Duration // when that was sent
+	trip          time.Duration // its round trip
+	voided        time.Duration // what was sent until then is not learned
+	quiet         time.Duration // nothing is taken ahead before: the key was denied, or not only consumed
+	began         localTime     // the present span of Ahead
+	asked, before counts        // in it, and in the one before
 	last          time.Duration // when it was asked for
+}
+
+// counts are what calls have asked for.
+type counts struct {
+	sum     float64
+	squares float64 // the sum of their squares, which is the variance of sum if calls come independently
+}
+
+func (c *counts) add(count, times float64) {
+	c.sum = max(0, c.sum+times*count)
+	c.squares = max(0, c.squares+times*count*count)
 }
 
 // ask notes that a call asks for tokens. By other numbers, all that was known is void.
@@ -101,11 +114,11 @@ func (f *forecast) ask(limit *Limit, count float64, now localTime, ahead time.Du
 	}
 	if spans := (now.mono - f.began.mono) / ahead; spans > 0 {
 		if f.before = f.asked; spans > 1 {
-			f.before = 0
+			f.before = counts{}
 		}
-		f.began, f.asked = now, 0
+		f.began, f.asked = now, counts{}
 	}
-	f.asked += count
+	f.asked.add(count, 1)
 	f.last = now.mono
 }
 
@@ -135,14 +148,18 @@ func (f *forecast) shown() algebra.Row {
 	return row
 }
 
-// wants is how many tokens a statement should take ahead: what the calls of the last Ahead asked for, less that of a round trip, in
-// which nothing is there, and what is there already. It is at most a share of what the row had when it was last asked, of which the
-// statement makes sure: see floorAhead. With early, no call waits: it is nothing if what is there lasts for that long, and a round trip.
+// wants is how many tokens a statement should take ahead: what the calls of the last Ahead asked for, less 1.5 standard deviations of it, that of a
+// round trip, in which nothing is there, and what is there already. So little of it is not used, of which a bucket loses what it refills
+// meanwhile, and nothing is taken for a key with a call or two in Ahead. It is at most a share of what the row had when it was last asked, of
+// which the statement makes sure: see floorAhead. With early, no call waits: it is nothing if what is there lasts for that long, and a round trip.
 func (f *forecast) wants(now localTime, ahead, early time.Duration) float64 {
 	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.row.Value < plenty || len(f.lots) >= maxLots || early > 0 && now.mono-f.last > early {
 		return 0
 	}
-	wanted := f.before*max(0, 1-float64(now.mono-f.began.mono)/float64(ahead)) + f.asked
+	wanted := f.asked
+	rest := max(0, 1-float64(now.mono-f.began.mono)/float64(ahead)) // of the span before, less than Ahead ago
+	wanted.sum += f.before.sum * rest
+	wanted.squares += f.before.squares * rest
 	if early > 0 {
 		early += f.trip
 	}
@@ -152,11 +169,14 @@ func (f *forecast) wants(now localTime, ahead, early time.Duration) float64 {
 			there += l.left
 		}
 	}
-	if early > 0 && there >= wanted*float64(early)/float64(ahead) {
+	if early > 0 && there >= wanted.sum*float64(early)/float64(ahead) {
 		return 0
 	}
-	wanted = wanted*(1-float64(f.trip)/float64(ahead)) - there
-	return max(math.Floor(min(wanted, f.row.Value/share)), 0)
+	extra := math.Floor(min((wanted.sum-spread*math.Sqrt(wanted.squares))*(1-float64(f.trip)/float64(ahead))-there, f.row.Value/share))
+	if extra*wanted.sum < wanted.squares {
+		return 0 // a call of the usual count would not find enough
+	}
+	return max(extra, 0)
 }
 
 // floorAhead is the least balance that may be left by a statement that takes tokens ahead.

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -26,13 +27,14 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		early time.Duration
 	}{
 		"nothing is known":            {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadOfRows) }, 10 * ms, 0, 0},
-		"what was asked for":          {asks(limit, 40, 1000, 0), 10 * ms, 40, 0},
-		"less a round trip":           {asks(limit, 40, 1000, 10*ms), 20 * ms, 32, 0},
-		"whole tokens":                {asks(limit, 3, 1000, 10*ms), 20 * ms, 2, 0},
+		"what was asked for, less 9":  {asks(limit, 40, 1000, 0), 10 * ms, 30, 0},
+		"less a round trip":           {asks(limit, 40, 1000, 10*ms), 20 * ms, 24, 0},
+		"whole tokens":                {asks(limit, 6, 1000, 10*ms), 20 * ms, 1, 0},
+		"a call or two":               {asks(limit, 2, 1000, 0), 10 * ms, 0, 0},
 		"a long round trip":           {asks(limit, 40, 1000, 26*ms), 30 * ms, 0, 0},
 		"at most a quarter":           {asks(limit, 400, 1000, 0), 10 * ms, 250, 0},
 		"at least 100 are left":       {asks(limit, 40, 99, 0), 10 * ms, 0, 0},
-		"half of it is half an Ahead": {asksLater(limit, 40), 75 * ms, 20, 0},
+		"half of it is half an Ahead": {asksLater(limit, 40), 75 * ms, 13, 0},
 		"it is forgotten":             {asksLater(limit, 40), 150 * ms, 0, 0},
 		"a denial": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
@@ -46,7 +48,19 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		"what is there": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.land(lot{left: 15, ends: algebra.Forever}, f.epoch)
-		}, 10 * ms, 25, 0},
+		}, 10 * ms, 15, 0},
+		"less than a call": {func(f *forecast) {
+			asks(limit, 0, 1000, 0)(f)
+			for range 2 {
+				f.ask(&limit, 10, instantOf(0), aheadOfRows)
+			}
+		}, 10 * ms, 0, 0},
+		"calls of 10": {func(f *forecast) {
+			asks(limit, 0, 1000, 0)(f)
+			for range 4 {
+				f.ask(&limit, 10, instantOf(0), aheadOfRows)
+			}
+		}, 10 * ms, 10, 0},
 		"a statement is on its way": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.asking = true
@@ -58,12 +72,12 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		"early, and it does not last": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.land(lot{left: 9, ends: algebra.Forever}, f.epoch)
-		}, 10 * ms, 31, 12 * ms},
+		}, 10 * ms, 21, 12 * ms},
 		"early, and it ends": {func(f *forecast) {
 			asks(limit, 40, 1000, 0)(f)
 			f.land(lot{left: 30, ends: algebra.Forever}, f.epoch)
 			f.ask(&limit, 0, instantOf(30*ms), aheadOfRows)
-		}, 40 * ms, 40, 12 * ms},
+		}, 40 * ms, 30, 12 * ms},
 		"early, and nobody asks": {asks(limit, 40, 1000, 0), 13 * ms, 0, 12 * ms},
 	} {
 		f := &forecast{limit: limit}
@@ -81,7 +95,9 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 
 func asks(limit Limit, count, balance float64, trip time.Duration) func(f *forecast) {
 	return func(f *forecast) {
-		f.ask(&limit, count, instantOf(0), aheadOfRows)
+		for range int(count) {
+			f.ask(&limit, 1, instantOf(0), aheadOfRows)
+		}
 		f.learn(algebra.Row{Value: balance}, true, instantOf(0), instantOf(trip), aheadOfRows)
 	}
 }
@@ -208,5 +224,43 @@ func TestLotsComeBackTogether(t *testing.T) {
 				t.Errorf("%+v: as of %v, %v come back, want %v", row.numbers, at, back, row.want)
 			}
 		}
+	}
+}
+
+// Of what is taken ahead of calls that come independently, little is not used, however few come in an Ahead; and of many, few are asked.
+func TestLittleOfItIsNotUsed(t *testing.T) {
+	t.Parallel()
+	limit, seed := TokenBucket("limit", 1e6, time.Second), rand.Uint64()
+	for calls, most := range map[float64]struct{ unused, asked float64 }{
+		1: {0.12, 1}, 3: {0.15, 0.5}, 10: {0.08, 0.06}, 40: {0.04, 0.01}, 400: {0.02, 0.002},
+	} {
+		r := rand.New(rand.NewPCG(seed, 0))
+		f := &forecast{limit: limit}
+		learn := func(now localTime) { f.learn(algebra.Row{Value: 1e5}, true, now, now, aheadOfRows) }
+		refill := func(now localTime, early time.Duration) {
+			if n := f.wants(now, aheadOfRows, early); n > 0 {
+				f.land(lot{sent: now, ends: algebra.Forever, left: n}, f.epoch)
+			}
+			learn(now)
+		}
+		total, asked, unused, tick := 0.0, 0.0, 0.0, aheadOfRows/4
+		for at := time.Duration(0); at < 1000*aheadOfRows; total++ {
+			at += time.Duration(r.ExpFloat64() / calls * float64(aheadOfRows))
+			for ; tick < at; tick += aheadOfRows / 4 {
+				for _, l := range f.unused(instantOf(tick), aheadOfRows, false) {
+					unused += l.left
+				}
+				refill(instantOf(tick), aheadOfRows/4)
+			}
+			f.ask(&limit, 1, instantOf(at), aheadOfRows)
+			if l, _ := f.take(1, instantOf(at), aheadOfRows); l == nil {
+				asked++
+				refill(instantOf(at), 0)
+			}
+		}
+		if unused > most.unused*total || asked > most.asked*total {
+			t.Errorf("seed %d, %v calls in an Ahead: of %v, %v were asked, and %v taken ahead were not used", seed, calls, total, asked, unused)
+		}
+		t.Logf("%v calls in an Ahead: %.3f asked, %.3f unused", calls, asked/total, unused/total)
 	}
 }

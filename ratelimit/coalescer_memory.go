@@ -176,7 +176,7 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 				lots[i].take(-d.count)
 			}
 			if f := p.byKey[d.id()]; f != nil && hopeless { // so nothing is taken of the others for such calls
-				f.asked = max(0, f.asked-d.count)
+				f.asked.add(d.count, -1)
 			}
 			p.mu.Unlock()
 		}
