@@ -689,6 +689,16 @@ func TestASlowPollEndsNoBlockEarly(t *testing.T) {
 		if early := scan[time.Duration](t, pool, "SELECT until - clock_timestamp() FROM ratelimit.overrides WHERE key = $1", key); early > 0 {
 			t.Errorf("%+v: it ended %v early", slow, early)
 		}
+		scan[int64](t, pool, "SELECT ratelimit.override('api', $1, capacity => 2, until => clock_timestamp() + interval '2 seconds')", key)
+		succeeds(t, follow.Load(t.Context(), limits))
+		result, err := limits.Consume(t.Context(), pool, api.Key(key).Count(8))
+		if !denied(err) {
+			t.Fatalf("%+v: 8 of a capacity of 2: %v", slow, err)
+		}
+		time.Sleep(result.RetryAfter)
+		if result, err = limits.Consume(t.Context(), pool, api.Key(key).Count(8)); err != nil {
+			t.Errorf("%+v: after RetryAfter, %v at %v", slow, err, result.At)
+		}
 	}
 }
 

@@ -43,6 +43,9 @@ func (c *call) fillRows(r *Result, a *answer) {
 			retryAt = c.grantedAt(a, 0, len(c.demands))
 		}
 		r.setRetryAt(retryAt)
+		if anyOf(c.demands, c.overrideEnds) { // it ends here once that is sure
+			r.RetryAfter = min(r.RetryAfter+c.overrides.moment(c.local).doubt(), neverAfter)
+		}
 	}
 	if c.verb == verbWait && a.granted && c.overrides != nil && runAt > a.at {
 		r.sooner = c.sooner(a)
