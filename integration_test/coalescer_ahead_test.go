@@ -146,8 +146,12 @@ func TestAhead(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	own, s := traced(t, pool, 4, nil)
-	var observed atomic.Int64
-	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { observed.Add(1) }}
+	var observed, foreseen atomic.Int64
+	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
+		if observed.Add(1); d.Ahead {
+			foreseen.Add(1)
+		}
+	}}
 	var counted atomic.Int64
 	empty := ratelimit.TokenBucket("empty", 1, time.Hour, ratelimit.Capacity(5))
 	var resets atomic.Bool
@@ -162,22 +166,22 @@ func TestAhead(t *testing.T) {
 		succeeds(t, err)
 		return result
 	}
-	for range 20 {
+	for range 100 {
 		consume(limit.Key("k"))
 	}
-	before := s.count("")
+	before, seen := s.count(""), foreseen.Load()
 	var results []ratelimit.Result
 	for range 5 {
 		results = append(results, consume(limit.Key("k")))
 	}
-	if n := s.count("") - before; n > 1 {
-		t.Errorf("%d statements for 5 calls that were foreseen", n)
+	if n, seen := s.count("")-before, foreseen.Load()-seen; n > 1 || seen < 4 {
+		t.Errorf("%d statements for 5 calls that were foreseen, as %d say", n, seen)
 	}
 	last := results[len(results)-1]
-	if last.Remaining != 10_000-25 || !last.OK || !strings.Contains(string(last.Receipt()), "9975") { // what was left, without what is ahead
-		t.Errorf("%v remain after 25 calls, OK %v, receipt %s", last.Remaining, last.OK, last.Receipt())
+	if last.Remaining != 10_000-105 || !last.OK || !strings.Contains(string(last.Receipt()), "9895") { // what was left, without what is ahead
+		t.Errorf("%v remain after 105 calls, OK %v, receipt %s", last.Remaining, last.OK, last.Receipt())
 	}
-	if left := remaining(t, pool, limit.Key("k")); left >= 10_000-25 {
+	if left := remaining(t, pool, limit.Key("k")); left >= 10_000-105 {
 		t.Errorf("%v are left for others: nothing was taken ahead", left)
 	}
 	// A refund gives back what the call took, and drops what was known.
@@ -274,8 +278,8 @@ func TestAhead(t *testing.T) {
 	if counted.Load() != calls {
 		t.Errorf("OnBatch was told of %d calls, want %d", counted.Load(), calls)
 	}
-	if left := remaining(t, pool, limit.Key("k")); left != 10_000-25-2-1-20 {
-		t.Errorf("%v are left of k after 45 calls, 3 other tokens and Close", left)
+	if left := remaining(t, pool, limit.Key("k")); left != 10_000-105-2-1-20 {
+		t.Errorf("%v are left of k after 125 calls, 3 other tokens and Close", left)
 	}
 	if left := remaining(t, pool, limit.Key("a")); left != 10_000-23 {
 		t.Errorf("%v are left after 23 calls and Close", left)

@@ -179,13 +179,15 @@ func TestMetricsOfWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	m.Observe(ctx, ratelimit.Decision{Verb: "consume", Ahead: true, Result: ratelimit.Result{OK: true, Requests: []ratelimit.Status{{Limit: limit, OK: true}}}})
 	if got := m.points("ratelimit.reservation.wait"); got["ratelimit.limit=third party"] != 1 || got["sum ratelimit.limit=third party"] != 6 {
 		t.Errorf("waits %v", got)
 	}
 	want := map[string]float64{
-		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=wait":   2,
-		"ratelimit.limit=third party,ratelimit.outcome=canceled,ratelimit.verb=wait":  1,
-		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=refund": 1,
+		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=wait":                         2,
+		"ratelimit.limit=third party,ratelimit.outcome=canceled,ratelimit.verb=wait":                        1,
+		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=refund":                       1,
+		"ratelimit.ahead=true,ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=consume": 1,
 	}
 	if got := m.points("ratelimit.decisions"); !maps.Equal(got, want) {
 		t.Errorf("decisions %v, want %v", got, want)

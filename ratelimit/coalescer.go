@@ -54,7 +54,7 @@ type Coalescer struct {
 	//
 	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T +
 	// Ahead) in any span T, and a window never more than its rate. Only plenty is taken ahead, before what is there
-	// runs out, and others see it as used. What is not used in time comes back, of a bucket less what the rate has
+	// runs out, nothing for a key that the process asks once or twice in Ahead, and others see it as used. What is not used in time comes back, of a bucket less what the rate has
 	// refilled; if the process dies, or an answer is lost, it is lost. A denial, too, is remembered, until its RetryAt,
 	// but for at most Ahead.
 	//
@@ -64,7 +64,7 @@ type Coalescer struct {
 
 	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that
 	// went straight to the pool counts as 1. With Ahead, the number includes calls that were decided in memory since
-	// the statement before; so a statement by which tokens come back may be among them. It is called by several
+	// the statement before; a statement by which tokens come back is reported with these, or not at all. It is called by several
 	// goroutines at once, while the calls wait for their answers: it should be quick, must not use the Coalescer, and
 	// must not panic, which would end the process.
 	OnBatch func(calls int)

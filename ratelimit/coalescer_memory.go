@@ -186,6 +186,7 @@ func (c *Coalescer) recall(asked *call, result *Result) (decided, wants bool) {
 		}
 	}
 	asked.fillRows(result, a)
+	result.ahead = true
 	for i := range asked.demands {
 		for _, request := range asked.demands[i].requests {
 			if a.granted { // a receipt is as if the call had been in the statement that took its tokens

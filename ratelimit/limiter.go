@@ -70,6 +70,9 @@ type Decision struct {
 	// Took is the time of the call, with waits for rows. For the first statement in InTx it includes BEGIN and, with
 	// Hot, the wait for the turn in the database. A Wait's sleep is not in it.
 	Took time.Duration
+
+	// Ahead reports whether a [Coalescer] with Ahead decided the call in memory.
+	Ahead bool
 }
 
 // fields is what is known of a Limiter's exported fields: functions cannot be compared.
@@ -101,7 +104,7 @@ func (l *Limiter) now() (now pgtype.Timestamptz, err error) {
 // observe reports a call to the observer.
 func (l *Limiter) observe(ctx context.Context, v verb, took time.Duration, result Result, err error) {
 	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: took})
+		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: took, Ahead: result.ahead})
 	}
 }
 

@@ -55,6 +55,7 @@ type Result struct {
 	receipt     *receipt       // after a refund: the rest
 	balances    []Balance      // of Balance
 	pausedUntil time.Time      // of a Pause
+	ahead       bool           // it was decided in memory
 	held        held           // of a verb about holds
 	known       Reason         // of a Hold that is denied since its id is known
 	runAt       algebra.Micros // of a grant: when the work may run

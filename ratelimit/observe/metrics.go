@@ -30,6 +30,7 @@ import (
 //	                   denied); would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity
 //	                   (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run again);
 //	                   canceled (by the caller); error
+//	ratelimit.ahead    true: a Coalescer with Ahead decided the call in memory
 //	error.type         of the outcome error, and of retries: the SQLSTATE, "deadline_exceeded" or "_OTHER"
 //
 // There is no attribute for the key: each user would be a separate time series, and keys are personal data.
@@ -68,6 +69,9 @@ func (m *Metrics) Observe(ctx context.Context, d ratelimit.Decision) {
 	call := []attribute.KeyValue{attribute.String("ratelimit.verb", d.Verb)}
 	if result == failed {
 		call = append(call, errorType(d.Err))
+	}
+	if d.Ahead {
+		call = append(call, attribute.Bool("ratelimit.ahead", true))
 	}
 	limits := map[string]bool{}
 	for _, s := range d.Result.Requests {
