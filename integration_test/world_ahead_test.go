@@ -105,7 +105,7 @@ func (w *everything) foresees(ctx context.Context, p *worldProgram, s worldStep,
 			count = max(1, math.Floor(oneOf(r, 0, 2, capacity/300, capacity/100)))
 		}
 	}
-	for range 2 + r.IntN(5) {
+	for range 4 + r.IntN(8) { // of fewer, nothing is taken ahead
 		if slices.ContainsFunc(w.balances(p, ids...), w.uneven) {
 			return // one row may grant it, and another deny it
 		}
