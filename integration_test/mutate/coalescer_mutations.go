@@ -147,6 +147,18 @@ var coalescerMutations = []mutation{
 		old: "return max((share-1)*count, plenty-count)", new: "return plenty - count",
 		tests: "TestAForecastWantsWhatWillBeAskedFor",
 	}, {
+		name: "ahead-takes-the-mean", file: "ratelimit/coalescer_ahead.go", what: "what is taken ahead is often not used, and a bucket loses it",
+		old: "wanted.sum-spread*math.Sqrt(wanted.squares)", new: "wanted.sum",
+		tests: "TestAForecastWantsWhatWillBeAskedFor|TestLittleOfItIsNotUsed",
+	}, {
+		name: "ahead-too-small", file: "ratelimit/coalescer_ahead.go", what: "less is taken ahead than any call asks for",
+		old: "if extra*wanted.sum < wanted.squares {", new: "if false {",
+		tests: "TestAForecastWantsWhatWillBeAskedFor",
+	}, {
+		name: "ahead-unseen", file: "ratelimit/coalescer_memory.go", what: "an observer is not told what memory decides",
+		old: "	result.ahead = true\n", new: "",
+		tests: "TestAhead",
+	}, {
 		name: "ahead-reset", file: "ratelimit/verbs.go", what: "after a reset, a Coalescer with Ahead goes on as before",
 		old: "case c.does.answers == nothing: // what a Coalescer", new: "case false: // what a Coalescer",
 		tests: "TestAhead",
