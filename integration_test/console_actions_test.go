@@ -61,6 +61,9 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 	p.post(http.StatusOK, acme, url.Values{"action": {"add"}, "id": {id}}, "The difference of the capacities is added", "15 of 40 tokens")
 
 	p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "Restored", "ended by ann", "as defined")
+	p.post(http.StatusOK, acme, url.Values{"action": {"numbers"}, "rate": {"25"}, "end": {"2h"}, "reason": {"again"}, "add": {"1"}},
+		"Nothing was added", "or ended overrides have added as much already")
+	p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "Restored")
 	p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "nothing in force to end")
 
 	p.post(http.StatusOK, acme, url.Values{"action": {"block"}, "end": {"15m"}, "reason": {"abuse"}}, "Blocked", "15 min left")
@@ -584,20 +587,25 @@ func TestTheConsoleSaysThatHalfIsDone(t *testing.T) {
 	}
 
 	// The connection is lost for good.
-	lost := connect(t, pool.Config().ConnString(), 2)
-	p = consoleFor(t, &console.Handler{DB: lost})
-	var closing sync.WaitGroup
-	closing.Go(func() {
-		for n := 0; n < 2 && t.Context().Err() == nil; time.Sleep(10 * time.Millisecond) {
-			if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides").Scan(&n); err != nil {
-				t.Error(err)
-				break
-			}
-		}
-		lost.Close()
-	})
+	p = consoleFor(t, &console.Handler{DB: lostOnceMade{connect(t, pool.Config().ConnString(), 2), pool}})
 	p.post(http.StatusServiceUnavailable, acme, form, "The override is in force. It is number 2.", "the database cannot be reached")
-	closing.Wait()
+}
+
+// lostOnceMade is a pool that is closed once a second override is made.
+type lostOnceMade struct {
+	*pgxpool.Pool
+	other *pgxpool.Pool
+}
+
+func (db lostOnceMade) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	var made bool
+	if err := db.other.QueryRow(ctx, "SELECT count(*) = 2 FROM ratelimit.overrides").Scan(&made); err != nil {
+		return nil, err
+	}
+	if made {
+		db.Close()
+	}
+	return db.Pool.BeginTx(ctx, options)
 }
 
 // What cannot be added now is refused with the reason, as the tool does, and not promised.

@@ -166,6 +166,15 @@ func TestAHoldIsExtendedByItsToken(t *testing.T) {
 	if _, err := limits.Hold(t.Context(), pool, held.Token, time.Minute); !errors.Is(err, ratelimit.ErrHoldLost) {
 		t.Errorf("after it was settled: %v", err)
 	}
+	// The tokens come back to who asks after its end, and the slot does not. The error names what is lost.
+	held, err = limits.Hold(t.Context(), pool, "acme/3", time.Minute, slots.Key("globex"), budget.Key("globex").Count(4))
+	succeeds(t, err)
+	clock.Advance(2 * time.Minute)
+	succeeds(t, second(limits.Consume(t.Context(), pool, budget.Key("globex"))))
+	if _, err := limits.Hold(t.Context(), pool, held.Token, time.Minute); !errors.Is(err, ratelimit.ErrHoldLost) ||
+		!strings.HasSuffix(err.Error(), `limit "budget": it was ended, or given back; the others are extended: Release the Token`) {
+		t.Errorf("of its tokens alone: %v", err)
+	}
 }
 
 // All that a worker holds, of one limit, is ended by its tokens, or by what its ids begin with.

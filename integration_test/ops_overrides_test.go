@@ -814,6 +814,14 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 			if granted != 600 {
 				t.Errorf("%d granted, want 600, the largest capacity", granted)
 			}
+			// A reset does not change that.
+			scan[int64](t, pool, "SELECT ratelimit.reset('api', 'ann')")
+			use()
+			reset := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 500, forever => true)")
+			if added := scan[float64](t, pool, "SELECT ratelimit.add($1)", reset); added != 0 {
+				t.Errorf("%v added after a reset, want 0", added)
+			}
+			scan[int](t, pool, "SELECT ratelimit.restore('api', 'ann')")
 			// Once the limit has filled up, it may be raised again.
 			mustExec(t, pool, "UPDATE ratelimit.overrides SET added_at = added_at - interval '1 year'; UPDATE ratelimit.limits SET value = 0, ts = now()")
 			id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 500, forever => true)")

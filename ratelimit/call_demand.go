@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
 // demand is the sum of a call's requests for one limit and key.
@@ -143,11 +144,12 @@ func (d *demand) validate(does *rules) error {
 		capacity = 0
 	}
 	if does.atMostFull && capacity > 0 && !d.limit.numbers.Holds(d.count) {
-		return fmt.Errorf("%w: limit %q: no wait for %v tokens, since at most %v can be had at once", ErrExceedsCapacity, d.limit.name, d.count, capacity)
+		return fmt.Errorf("%w: limit %q: no wait for %s tokens, since at most %s can be had at once",
+			ErrExceedsCapacity, d.limit.name, visible.Number(d.count), visible.Number(capacity))
 	}
 	if capacity-d.count < d.lowest() {
-		return fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
-			ErrExceedsCapacity, d.limit.name, d.count, capacity-d.floor)
+		return fmt.Errorf("%w: limit %q: %s tokens can never be granted, since at most %s can be had at once",
+			ErrExceedsCapacity, d.limit.name, visible.Number(d.count), visible.Number(capacity-d.floor))
 	}
 	return nil
 }

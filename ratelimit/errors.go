@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/migrations"
 )
 
@@ -238,7 +239,7 @@ func (e *DeniedError) Error() string {
 		id := limitKey{s.Limit.name, s.Key}
 		if count, first := asked[id]; first && !s.OK {
 			delete(asked, id)
-			upTo, why := "", fmt.Sprintf("%v of %v remaining%s", math.Floor(s.Remaining*1000+1e-6)/1000, s.Limit.Capacity(), s.Limit.reservable())
+			upTo, why := "", fmt.Sprintf("%s of %s remaining%s", visible.Number(math.Floor(s.Remaining*1000+1e-6)/1000), visible.Number(s.Limit.Capacity()), s.Limit.reservable())
 			if s.upTo {
 				upTo = "up to "
 			}
@@ -250,7 +251,7 @@ func (e *DeniedError) Error() string {
 			case s.Limit.blocked:
 				why = s.Limit.blockedText()
 			}
-			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, why))
+			denied = append(denied, fmt.Sprintf("%s (%s%s asked, %s)", s.Limit.name, upTo, visible.Number(count), why))
 		}
 	}
 	switch {

@@ -64,8 +64,8 @@ const Forever time.Duration = math.MinInt64
 // Repeated, and nothing is taken. With [WaitUpTo], it waits for room.
 //
 // A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least.
-// [ErrHoldLost]: it has ended; of several limits, then some may be extended. It is for a pool or a connection, and is
-// not reported to the Observer. [Limiter.During] does it by itself.
+// [ErrHoldLost]: it has ended, for the limits that the error names. The others are extended: Release the Token. It is
+// for a pool or a connection, and is not reported to the Observer. [Limiter.During] does it by itself.
 //
 // It always asks the database, also for [Unlimited] limits. Above READ COMMITTED, it may miss what came back after the
 // snapshot, and deny. After [ErrUnknownOutcome], Release the Token, which is there beside this error: that also ends a
@@ -159,13 +159,30 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 		case err != nil:
 			return Held{}, explainCall(verbHold, held, err)
 		case len(answer.Lost)+len(answer.Ended) > 0:
-			return Held{}, fmt.Errorf("%w: %sit was ended, or given back", ErrHoldLost, limitsOf(held))
+			return Held{}, lostInPart(held, answer)
 		case len(answer.Busy) == 0:
 			return Held{At: answer.At.Time.UTC(), Token: token, Expires: answer.Until.Time.UTC()}, nil
 		case !backOff(ctx, attempt): // a transaction has locked it, to settle it perhaps
 			return Held{}, explainCall(verbHold, held, over(ctx))
 		}
 	}
+}
+
+// lostInPart is the error of an extension of which the answer has lost some or all: it names these.
+func lostInPart(held []Request, answer dbsqlc.ExtendRow) error {
+	var lost []Request
+	for _, place := range slices.Concat(answer.Lost, answer.Ended) {
+		lost = append(lost, held[place-1])
+	}
+	rest := ""
+	switch {
+	case len(lost) == len(held):
+	case len(answer.Busy) > 0:
+		rest = "; the others may be extended: Release the Token"
+	default:
+		rest = "; the others are extended: Release the Token"
+	}
+	return fmt.Errorf("%w: %sit was ended, or given back%s", ErrHoldLost, limitsOf(lost), rest)
 }
 
 // Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of

@@ -11,6 +11,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
 // Bounds of limits and requests. Package algebra has the bounds of their numbers.
@@ -174,7 +175,7 @@ func (l Limit) String() string {
 		return l.name + ": " + l.blockedText()
 	}
 	if l.slots {
-		text := fmt.Sprintf("%s: %v %s", c.Name, *c.Capacity, c.Kind)
+		text := fmt.Sprintf("%s: %s %s", c.Name, visible.Number(*c.Capacity), c.Kind)
 		if l.slotsVary {
 			text += ", which vary"
 		}
@@ -184,7 +185,7 @@ func (l Limit) String() string {
 	if c.Kind == kindCalendarWindow {
 		period = fmt.Sprintf("%s in %s from %s", l.calendar.Unit, c.Zone, c.Anchor)
 	}
-	text := fmt.Sprintf("%s: %s, %v per %s, capacity %v%s", c.Name, c.Kind, *c.Rate, period, l.Capacity(), l.reservable())
+	text := fmt.Sprintf("%s: %s, %s per %s, capacity %s%s", c.Name, c.Kind, visible.Number(*c.Rate), period, visible.Number(l.Capacity()), l.reservable())
 	if c.Start != nil {
 		text += fmt.Sprintf(", start %v", c.Start.Format(time.RFC3339))
 	}
@@ -202,7 +203,7 @@ func (l Limit) reservable() string {
 	if math.IsInf(l.maxReserved, 1) {
 		return ""
 	}
-	return fmt.Sprintf(", at most %v reserved", l.maxReserved)
+	return ", at most " + visible.Number(l.maxReserved) + " reserved"
 }
 
 // Name is the name under which the limit's rows are stored.

@@ -201,17 +201,17 @@ func acceptable(s string, maxLen int) bool {
 }
 
 func TestACalendarsDefinitionGoesThroughJSON(t *testing.T) {
-	limit := CalendarWindow("calls", 10_000, Month, Zone("Europe/Berlin"), Anchor("2026-01-31 15:00"), Capacity(20_000), MaxReserved(5), Shards(2))
+	limit := CalendarWindow("calls", 10_000_000, Month, Zone("Europe/Berlin"), Anchor("2026-01-31 15:00"), Capacity(20_000_000), MaxReserved(5), Shards(2))
 	text, err := json.Marshal(limit.Config())
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"name":"calls","kind":"calendar window","rate":10000,"period":"1 month","capacity":20000,"maxReserved":5,"shards":2,` +
+	const want = `{"name":"calls","kind":"calendar window","rate":10000000,"period":"1 month","capacity":20000000,"maxReserved":5,"shards":2,` +
 		`"zone":"Europe/Berlin","anchor":"2026-01-31 15:00"}`
 	if string(text) != want {
 		t.Errorf("%s, want %s", text, want)
 	}
-	if got, want := limit.String(), "calls: calendar window, 10000 per month in Europe/Berlin from 2026-01-31 15:00, capacity 20000, at most 5 reserved, 2 shards"; got != want {
+	if got, want := limit.String(), "calls: calendar window, 10000000 per month in Europe/Berlin from 2026-01-31 15:00, capacity 20000000, at most 5 reserved, 2 shards"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	var c Config

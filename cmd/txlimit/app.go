@@ -34,7 +34,6 @@ type app struct {
 	terminal       bool // stdin is a terminal, on which a question can be asked
 	getenv         func(string) string
 	who            string        // the default of --who; empty: the role
-	settle         time.Duration // how long programs may take to learn of an override
 	patience       time.Duration // how long to wait for a lock
 	completing     time.Duration // how long a completion may take
 

@@ -951,6 +951,9 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	w.run("override", "l", "b", "--capacity", "25", "--capacity-now", "19", "--add", "--forever").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 4")
 	w.run("override", "v", "e", "--capacity", "25", "--add", "--forever").wants(t, exitOK, "added nothing")
 	w.run("show", "v", "d").wants(t, exitOK, "balance +11(\\.[0-9]+)? of 20") // rate and capacity are the override's
+	// What an ended override has added is not added again.
+	w.run("restore", "v", "d").wants(t, exitOK)
+	w.run("override", "v", "d", "--capacity", "20", "--capacity-now", "9", "--add", "--forever").wants(t, exitOK, "added nothing: .*, or ended overrides have added as much already")
 
 	// One program that says so is enough, if another one published later.
 	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "worker", ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Varies(24*time.Hour))); err != nil {

@@ -70,7 +70,7 @@ func (w *world) terminal(args []string) string {
 	var out bytes.Buffer
 	a := &app{
 		stdin: strings.NewReader(""), stdout: &out, stderr: &out, terminal: true,
-		getenv: func(string) string { return w.url }, who: "ann", settle: time.Millisecond, patience: 10 * time.Second,
+		getenv: func(string) string { return w.url }, who: "ann", patience: 10 * time.Second,
 	}
 	a.run(w.t.Context(), args)
 	return out.String()

@@ -26,7 +26,6 @@ func main() {
 		terminal:   term.IsTerminal(int(os.Stdin.Fd())),
 		getenv:     os.Getenv,
 		who:        osUser(),
-		settle:     2 * time.Second,
 		patience:   10 * time.Second,
 		completing: 2 * time.Second,
 	}

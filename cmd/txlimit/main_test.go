@@ -179,7 +179,7 @@ func (w *world) runWith(ctx context.Context, answer string, args ...string) resu
 	a := &app{
 		stdin: strings.NewReader(answer), stdout: &out, stderr: &errOut, terminal: answer != "",
 		getenv: func(name string) string { return map[string]string{"DATABASE_URL": w.url}[name] },
-		who:    "ann", settle: time.Millisecond, patience: time.Minute, completing: time.Minute,
+		who:    "ann", patience: time.Minute, completing: time.Minute,
 	}
 	if w.change != nil {
 		w.change(a)

@@ -417,7 +417,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 			if keys > 0 {
 				fmt.Fprintf(a.stderr, "Nothing was added: --add without a KEY helps only a limit without keys. Name the key. %s\n", a.keysWith(name, keys))
 			} else if *result.AddedNow == 0 {
-				a.say("added nothing: it has no row, and so is full, or its capacity is no larger than before (--capacity)")
+				a.say("added nothing: it has no row, and so is full, its capacity is no larger than before (--capacity), or ended overrides have added as much already")
 			} else {
 				a.say("added %s to what it has", number(*result.AddedNow)+" tokens")
 			}
@@ -470,14 +470,9 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 	})
 }
 
-// add adds the difference of the capacities, when all programs know of the override. recorded is what its row says, although there
-// may be no key to give it to.
+// add adds the difference of the capacities: ratelimit.add waits until all programs know of the override. recorded is what its row says,
+// although there may be no key to give it to.
 func (a *app) add(ctx context.Context, id int64, before *float64) (added, recorded *float64, err error) {
-	select {
-	case <-ctx.Done():
-		return nil, nil, ctx.Err()
-	case <-time.After(a.settle):
-	}
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		var row bool
 		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM ratelimit.limits AS r JOIN ratelimit.overrides AS o ON o.name = r.name AND coalesce(o.key, '') = r.key

@@ -163,7 +163,7 @@ func tokens(n float64) string {
 }
 
 // number is all of a number.
-func number(n float64) string { return strconv.FormatFloat(n, 'g', -1, 64) }
+func number(n float64) string { return visible.Number(n) }
 
 // count is a number of things, with commas.
 func count(n int64) string {

@@ -80,7 +80,6 @@ func TestAProgramFollows(t *testing.T) {
 	_ = until("restored", denied)
 
 	// The addition survives, although the program cut balances to the old capacity a moment ago.
-	w.change = func(a *app) { a.settle = 2 * time.Second }
 	w.run("override", "sendMessage", "user-17", "--capacity", "12", "--add", "--forever").wants(t, exitOK, "added 10 tokens")
 	for range 10 {
 		if err := consume(); err != nil {

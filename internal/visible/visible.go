@@ -4,6 +4,7 @@ package visible
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -57,6 +58,14 @@ func (e shown) Error() string { return Escape(e.error.Error()) }
 func (e shown) Unwrap() error { return e.error }
 
 func hidden(r rune) bool { return r != '\n' && r != '\t' && !strconv.IsPrint(r) }
+
+// Number writes all of a number: a whole one of up to 1e15 without an exponent.
+func Number(n float64) string {
+	if n == math.Trunc(n) && math.Abs(n) <= 1e15 {
+		return strconv.FormatFloat(n, 'f', -1, 64)
+	}
+	return strconv.FormatFloat(n, 'g', -1, 64)
+}
 
 // Line returns a text as Escape does, with one space in place of blanks and ends of lines.
 func Line(s string) string { return Escape(strings.Join(strings.Fields(s), " ")) }

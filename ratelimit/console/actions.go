@@ -32,6 +32,8 @@ var done = map[string]string{
 	"released":  "Released: what it held came back, and its holder has lost it.",
 	"gone":      "That hold had ended already. Nothing was released.",
 	"add":       "The difference of the capacities is added.",
+	"unadded": "The override is in force. Nothing was added: the key has no row, and so is full, its capacity is no larger than before, " +
+		"or ended overrides have added as much already.",
 }
 
 // The bounds of the columns, in bytes.
@@ -153,7 +155,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 		if err != nil {
 			return "", err
 		}
-		return "add", c.add(id, name, before)
+		return c.add(id, name, before, "add")
 	case "numbers", "block", "unlimited":
 	default:
 		return "", wrong(anotherVersion)
@@ -225,16 +227,16 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 		}
 		return "numbers", err
 	}
-	// A program that does not know the override yet would cut the balance to the old capacity again. Should the reader go meanwhile, the
-	// difference is added all the same. Should this process die, the page offers to add it.
-	time.Sleep(knownAfter)
-	if err := c.add(id, name, before); err != nil {
+	// ratelimit.add waits until programs know of the override. Should the reader go meanwhile, the difference is added all the same. Should
+	// this process die, the page offers to add it.
+	did, err = c.add(id, name, before, "added")
+	switch {
+	case err != nil:
 		return "", c.notAdded(id, err)
-	}
-	if beside {
+	case beside:
 		return "beside", nil
 	}
-	return "added", nil
+	return did, nil
 }
 
 // restore ends the overrides in force that the form's page has shown. If another one would end, too, it ends none: somebody has decided
@@ -303,10 +305,11 @@ func (c *visit) notAdded(id int64, err error) error {
 	return &refusal{status: why.status, title: why.title, text: text, partly: true}
 }
 
-// add adds the difference of an override, which must be of this limit. before is the capacity before, if the program alone knows it.
-func (c *visit) add(id int64, name string, before *float64) error {
-	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
-		var added float64
+// add adds the difference of an override, which must be of this limit. before is the capacity before, if the program alone knows it. did is the
+// word for what has been done, if anything was added.
+func (c *visit) add(id int64, name string, before *float64, did string) (string, error) {
+	var added float64
+	err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, "SELECT ratelimit.add(o.id, $3::float8) FROM ratelimit.overrides AS o WHERE o.id = $1::bigint AND o.name = $2", id, name, before).Scan(&added)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return wrong("There is no such override.")
@@ -318,6 +321,10 @@ func (c *visit) add(id int64, name string, before *float64) error {
 		}
 		return err
 	})
+	if added == 0 {
+		did = "unadded"
+	}
+	return did, err
 }
 
 func wrong(text string) *refusal {

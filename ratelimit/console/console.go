@@ -53,9 +53,6 @@ const (
 	patience    = 3 * time.Second
 )
 
-// knownAfter is the time after which every program knows of an override: only then may its difference be added.
-const knownAfter = 2 * time.Second
-
 // Handler serves the page. DB is required. It is safe for concurrent use, and must neither be changed nor copied while it is in use.
 //
 // It authenticates nobody: mount it behind a login, and limit it to staff. It can be mounted under any path that ends with a slash, by

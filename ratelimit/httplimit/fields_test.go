@@ -222,6 +222,13 @@ func TestNestedMiddlewareMakesOneList(t *testing.T) {
 	if got := strings.Join(header.Values("RateLimit"), ", "); got != `"site";r=9;t=6, "user";r=9;t=6` {
 		t.Error(got)
 	}
+	// A denial leaves out RateLimit of those around it, also if its own limit is hidden.
+	provider := ratelimit.TokenBucket("provider", 10, time.Minute)
+	denied := Middleware{Hidden: []ratelimit.Limit{provider}}
+	denied.announce(header, Decision{Status: 429, Result: answered(false, denial(provider, "", 0, time.Minute, time.Second))})
+	if header.Get("RateLimit") != "" || len(header.Values("RateLimit-Policy")) != 2 {
+		t.Error(header)
+	}
 }
 
 func TestPartitionKeysTellKeysApartAndNothingElse(t *testing.T) {

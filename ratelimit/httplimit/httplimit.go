@@ -158,7 +158,7 @@ type Middleware struct {
 	// Hidden are limits that clients are not told about: those that clients share, for example. They are in no header field
 	// that describes limits, and their names are not in the problem details. They are told apart by name. Retry-After still
 	// says when a denied request would be granted, so a client can tell that a hidden limit has denied it, and when that
-	// limit will have enough. Empty: none.
+	// limit will have enough. A denial of which all limits are hidden has no RateLimit. Empty: none.
 	Hidden []ratelimit.Limit
 
 	// Observer is called with every decision, before the handler is called or the refusal is written, and with failed
