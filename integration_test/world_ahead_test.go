@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -29,6 +30,7 @@ type worldLot struct {
 	reset time.Time // of a window
 	left  float64
 	step  int
+	stays bool // or not: a call that would have made the program forget it was refused, before it was sent or after
 }
 
 // usable reports whether memory may grant it.
@@ -86,7 +88,11 @@ func (w *everything) forgets(_ context.Context, d ratelimit.Decision) {
 		}
 		for _, p := range w.programs {
 			if slices.Contains([]string{"reset", "move", "pause", "resume"}, d.Verb) {
-				p.memory.lots = slices.DeleteFunc(p.memory.lots, func(l *worldLot) bool { return is(l.of) })
+				p.memory.lots = slices.DeleteFunc(p.memory.lots, func(l *worldLot) bool {
+					refused := errors.Is(d.Err, ratelimit.ErrInvalid)
+					l.stays = l.stays || is(l.of) && refused
+					return is(l.of) && !refused
+				})
 			}
 			p.memory.denials = slices.DeleteFunc(p.memory.denials, func(d worldDenial) bool { return slices.ContainsFunc(d.of, is) })
 		}
@@ -266,7 +272,7 @@ func (w *everything) givesBack(p *worldProgram, ends bool) {
 				return false
 			}
 			most += l.comesBack(now)
-			sure = sure && w.whole(b, id, l.step, now, b.ResetAt) && l.limit == b.Limit
+			sure = sure && !l.stays && w.whole(b, id, l.step, now, b.ResetAt) && l.limit == b.Limit
 			return true
 		})
 		if math.IsInf(b.Capacity, 1) || b.Decides == "block" || noRate(b) {
