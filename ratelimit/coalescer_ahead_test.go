@@ -51,7 +51,7 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 		}, 10 * ms, 15, 0},
 		"less than a call": {func(f *forecast) {
 			asks(limit, 0, 1000, 0)(f)
-			for range 2 {
+			for range 3 {
 				f.ask(&limit, 10, instantOf(0), aheadOfRows)
 			}
 		}, 10 * ms, 0, 0},
