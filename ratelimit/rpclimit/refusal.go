@@ -82,7 +82,11 @@ func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 	if at, never := outcome.RetryAt(denied); never {
 		code = codes.PermissionDenied
 	} else if !at.IsZero() {
-		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(at.Sub(denied.At))})
+		after := denied.RetryAfter
+		if at != denied.RetryAt {
+			after = at.Sub(denied.At)
+		}
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
 	}
 	if len(quota.Violations) > 0 {
 		details = append(details, &quota)
