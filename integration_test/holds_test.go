@@ -911,6 +911,58 @@ func TestHoldsLateInTheNextWindow(t *testing.T) {
 	h.has(r, 100)
 }
 
+// TestASettleSaysWhatABalanceSays: with what other holds of the key have given back meanwhile.
+func TestASettleSaysWhatABalanceSays(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	slots := ratelimit.Slots("slots", 3)
+	for way, limits := range map[string]*ratelimit.Limiter{"plain": {}, "function": {Clock: time.Now}} {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 1, time.Hour, ratelimit.Capacity(10)), ratelimit.FixedWindow("window", 10, 1e6*time.Hour),
+			ratelimit.CalendarWindow("year", 10, ratelimit.Year), ratelimit.FixedWindow("shards", 10, 1e6*time.Hour, ratelimit.Shards(2)),
+		} {
+			for what, row := range map[string]struct {
+				used   float64 // 0: it is not named
+				late   bool    // it ended before the other
+				beside bool    // a slot
+			}{
+				"as held": {used: 3}, "less": {used: 2}, "more": {used: 4}, "not named": {},
+				"late, as held": {used: 3, late: true}, "late, less": {used: 2, late: true}, "late, more": {used: 4, late: true}, "late, not named": {late: true},
+				"beside a slot": {used: 3, beside: true}, "beside a slot, not named": {beside: true},
+			} {
+				key := way + what
+				asks := func(count float64) []ratelimit.Request {
+					requests := []ratelimit.Request{limit.Key(key).Count(count), slots.Key(limit.Name() + key)}
+					if !row.beside {
+						requests = requests[:1]
+					}
+					return requests
+				}
+				held, err := limits.Hold(t.Context(), pool, "a", time.Minute, asks(3)...)
+				succeeds(t, err)
+				succeeds(t, second(limits.Hold(t.Context(), pool, "b", time.Minute, asks(4)...)))
+				mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity' WHERE lapses IS NOT NULL; UPDATE ratelimit.holds SET until = now() - interval '1 ms' WHERE id = 'b' AND state = 'held'")
+				if row.late {
+					mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '2 ms' WHERE id = 'a' AND state = 'held'")
+				}
+				named := asks(row.used)
+				if row.used == 0 {
+					named = nil
+				}
+				result, err := limits.Settle(t.Context(), pool, held.Token, named...)
+				succeeds(t, err)
+				balances, err := limits.Balance(t.Context(), pool, limit.Key(key), slots.Key(limit.Name()+key))
+				succeeds(t, err)
+				for i, s := range result.Requests {
+					if b := balances[i]; math.Abs(s.Remaining-b.Remaining) > 0.01 || s.ResetAt.Sub(b.ResetAt).Abs() > time.Minute {
+						t.Errorf("%s, %v, %s: %v remain, until %v; a balance says %v, until %v", way, s.Limit, what, s.Remaining, s.ResetAt, b.Remaining, b.ResetAt)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestHoldsReleaseOfWhatWasUsed: work that failed pays for what it used, and its id is free.
 func TestHoldsReleaseOfWhatWasUsed(t *testing.T) {
 	h := newHolder(t, reusedPool(t, 2, 0))

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ae2468984b130edf35a61435ffd65eb3bcfdc08c931f979657ae5035eb2b7cd9"
+const Hash = "c3ed7ef0c325d6c0dec0d19d43f2048cf8c0d1d3dbeda4962640723bf153497e"

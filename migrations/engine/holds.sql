@@ -471,6 +471,7 @@ DECLARE
     t      timestamptz[];      -- their ts
     last   timestamptz;        -- the latest of their promised
     w      timestamptz[];      -- the windows of a calendar window
+    lapses timestamptz;        -- when the first of the holds may expire
     latest timestamptz;        -- the latest ts, or now if that is later
     since  timestamptz;        -- when the hold ended, or now; or later, if the rows were written since
     moves  boolean;            -- tokens
@@ -555,8 +556,8 @@ BEGIN
         END IF;
         IF i <= taking THEN
             SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised),
-                   CASE WHEN max(r.ts) > at THEN at ELSE greatest(max(r.ts), since) END
-              INTO v, t, m, latest, last, since
+                   CASE WHEN max(r.ts) > at THEN at ELSE greatest(max(r.ts), since) END, min(r.lapses)
+              INTO v, t, m, latest, last, since, lapses
               FROM ratelimit.limits AS r
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
@@ -594,6 +595,10 @@ BEGIN
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         IF m > 0 THEN
+            IF lapses <= at THEN -- the answer is as a balance, with what others give back
+                SELECT l.value, l.ts INTO v, t
+                  FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], w) AS l;
+            END IF;
             ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
             value := pg_catalog.array_cat(value, v);
             ts := pg_catalog.array_cat(ts, t);
