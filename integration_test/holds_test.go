@@ -911,6 +911,57 @@ func TestHoldsLateInTheNextWindow(t *testing.T) {
 	h.has(r, 100)
 }
 
+// TestAnIDThatIsTakenFromALateWorker: of what the late one has used, a Settle charges nothing, since the work is another's, and a Release charges it once.
+func TestAnIDThatIsTakenFromALateWorker(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		h.clock.now = noon.Add(-6 * time.Hour)
+		for _, limit := range []ratelimit.Limit{
+			slow("bucket", 100), slow("shards", 100, ratelimit.Shards(2)), ratelimit.FixedWindow("window", 100, 1e6*time.Hour), ratelimit.CalendarWindow("month", 100, ratelimit.Month),
+		} {
+			for i, beside := range [][]ratelimit.Request{nil, {ratelimit.Slots("slots", 1).Key(limit.Name())}} {
+				r := limit.Key(fmt.Sprint(i))
+				used := func(tokens float64) []ratelimit.Request {
+					return append([]ratelimit.Request{r.Count(tokens)}, beside...)
+				}
+				var late []string
+				for range 3 { // it is delivered three times
+					late = append(late, h.hold("job", time.Minute, used(10)...).Token)
+					h.clock.Advance(time.Minute)
+				}
+				old := late[0] // for longer than a late one is remembered
+				last := h.hold("job", time.Hour, used(10)...).Token
+				has := func(want float64) {
+					h.Helper()
+					if got := readBalance(h, h.limits, db, r); math.Abs(got-want) > 1e-3 {
+						h.Fatalf("%v, %d: %v remain, want %v", limit, i, got, want)
+					}
+				}
+				has(90)
+				h.lost(late[1], used(7)...)
+				has(90)
+				for range 2 {
+					h.release(late[1], used(7)...)
+					has(83)
+				}
+				h.lost(late[1], used(7)...)
+				h.release(late[2], used(12)...)
+				has(71)
+				h.refused(ratelimit.ReasonHeld, "job", time.Minute, used(1)...)
+				if err := second(h.limits.Settle(t.Context(), db, last, used(2)...)); err != nil {
+					t.Fatal(err)
+				}
+				has(79)
+				h.clock.Advance(7 * 24 * time.Hour)
+				before := readBalance(h, h.limits, db, r)
+				h.release(old, used(7)...)
+				has(before)
+				h.clock.Advance(-7 * 24 * time.Hour)
+			}
+		}
+	})
+}
+
 // TestASettleSaysWhatABalanceSays: with what other holds of the key have given back meanwhile.
 func TestASettleSaysWhatABalanceSays(t *testing.T) {
 	t.Parallel()

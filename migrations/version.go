@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "c3ed7ef0c325d6c0dec0d19d43f2048cf8c0d1d3dbeda4962640723bf153497e"
+const Hash = "9c32bcb9a7f8129b84a70ad033ee8c936404b86d83c585afcc91ae75d8875fec"

@@ -282,9 +282,10 @@ BEGIN
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
-            -- An expired hold that is still to come back goes on under an id that no caller can have.
+            -- An expired hold that is still to come back, or may still be charged, goes on under an id that no caller can have.
             UPDATE ratelimit.holds AS h SET id = '~' || h.token::text
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+               AND CASE h.state WHEN 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
             IF FOUND THEN
                 INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
@@ -450,6 +451,7 @@ LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_pl
 AS $body$
 DECLARE
     n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    moved_id CONSTANT text := '~' || own_token::text; -- once the id is another's: ratelimit._claim
     i      integer;
     at     timestamptz;
     kept   timestamptz;
@@ -488,7 +490,7 @@ BEGIN
     LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
             SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id) AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
@@ -524,11 +526,12 @@ BEGIN
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         rec := NULL;
         IF mine[i] THEN
-            SELECT h.* INTO rec FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
+            SELECT h.* INTO rec FROM ratelimit.holds AS h
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id) AND (h.token = own_token OR own_token IS NULL) FOR UPDATE;
         END IF;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
-            OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;
+            OR NOT release AND (rec.id <> own OR rec.state = 'lapsed' AND rec.unit = 'slots') THEN 'lost' ELSE rec.state END;
         IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN
             lost := pg_catalog.array_append(lost, i);
         END IF;
@@ -546,7 +549,7 @@ BEGIN
         IF states[i] NOT IN ('held', 'lapsed') THEN
             NULL; -- nobody else's row is touched
         ELSIF release THEN
-            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         ELSE
             UPDATE ratelimit.holds AS h SET state = 'settled', until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
