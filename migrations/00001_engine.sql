@@ -4549,7 +4549,7 @@ COMMENT ON COLUMN ratelimit.holds.until IS 'held: from then on it may be given b
 
 -- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day;
 -- released: the token was, before. until: the end of the hold, or of the one that is held. free_at: of a denial, by
--- limit, when expiries alone make room for slots; NULL: never, or not known. Of tokens, when the first of their holds that have an end ends.
+-- limit, when expiries alone make room for slots; NULL: never, or not known. Of tokens, when the first of their holds that have an end ends; in a pause, at its end.
 CREATE TYPE ratelimit._held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
@@ -4934,7 +4934,8 @@ BEGIN
         IF units[i] = 'slots' THEN
             free_at[i] := ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at);
         ELSE
-            SELECT min(h.until) INTO until FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'tokens' AND h.until > at;
+            SELECT min(greatest(h.until, r.ts)) INTO until FROM ratelimit.holds AS h, (SELECT max(l.ts) AS ts FROM ratelimit.limits AS l WHERE l.name = names[i] AND l.key = keys[i]) AS r
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'tokens' AND greatest(h.until, r.ts) > at;
             free_at[i] := until;
         END IF;
     END LOOP;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9c32bcb9a7f8129b84a70ad033ee8c936404b86d83c585afcc91ae75d8875fec"
+const Hash = "e7e597586d7ccfb6ac157f88cde9628a6bc23df58aac61f5a1ddfb2847d1fc7c"
