@@ -28,7 +28,7 @@ type modelHold struct {
 type holdsModel struct {
 	n      int
 	used   int
-	budget float64 // what is there
+	budget float64               // what is there
 	holds  map[string]*modelHold // by id; one that lapsed before its id was held again: by ~ and its token
 }
 
