@@ -28,8 +28,8 @@ type modelHold struct {
 type holdsModel struct {
 	n      int
 	used   int
-	budget float64 // what is there
-	holds  map[string]*modelHold
+	budget float64               // what is there
+	holds  map[string]*modelHold // by id; one that lapsed before its id was held again: by ~ and its token
 }
 
 const modelBudget = 100
@@ -78,6 +78,9 @@ func (m *holdsModel) hold(id, token string, ttl time.Duration, slots int, count 
 	m.reclaim(now)
 	m.used += slots
 	m.budget -= count
+	if h := m.holds[id]; h != nil && h.state == "lapsed" {
+		m.holds["~"+h.token] = h
+	}
 	m.holds[id] = &modelHold{token: token, state: "held", slots: slots, count: count, until: now.Add(ttl)}
 	return ""
 }
@@ -164,7 +167,12 @@ func TestHoldsGiveBackOnce(t *testing.T) {
 						used = float64(r.IntN(20))
 						requests = []ratelimit.Request{slots, budget.Count(used)}
 					}
-					if x := m.holds[of.id]; x != nil && x.token == of.token && x.state != "settled" {
+					x := m.holds[of.id]
+					if x == nil || x.token != of.token {
+						of.id = "~" + of.token
+						x = m.holds[of.id]
+					}
+					if x != nil && x.state != "settled" {
 						m.used -= x.slots
 						if used = x.count - used; x.state == "lapsed" {
 							used = min(used, 0)

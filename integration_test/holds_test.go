@@ -911,6 +911,109 @@ func TestHoldsLateInTheNextWindow(t *testing.T) {
 	h.has(r, 100)
 }
 
+// TestAnIDThatIsTakenFromALateWorker: of what the late one has used, a Settle charges nothing, since the work is another's, and a Release charges it once.
+func TestAnIDThatIsTakenFromALateWorker(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		h.clock.now = noon.Add(-6 * time.Hour)
+		for _, limit := range []ratelimit.Limit{
+			slow("bucket", 100), slow("shards", 100, ratelimit.Shards(2)), ratelimit.FixedWindow("window", 100, 1e6*time.Hour), ratelimit.CalendarWindow("month", 100, ratelimit.Month),
+		} {
+			for i, beside := range [][]ratelimit.Request{nil, {ratelimit.Slots("slots", 1).Key(limit.Name())}} {
+				r := limit.Key(fmt.Sprint(i))
+				used := func(tokens float64) []ratelimit.Request {
+					return append([]ratelimit.Request{r.Count(tokens)}, beside...)
+				}
+				var late []string
+				for range 3 { // it is delivered three times
+					late = append(late, h.hold("job", time.Minute, used(10)...).Token)
+					h.clock.Advance(time.Minute)
+				}
+				old := late[0] // for longer than a late one is remembered
+				last := h.hold("job", time.Hour, used(10)...).Token
+				has := func(want float64) {
+					h.Helper()
+					if got := readBalance(h, h.limits, db, r); math.Abs(got-want) > 1e-3 {
+						h.Fatalf("%v, %d: %v remain, want %v", limit, i, got, want)
+					}
+				}
+				has(90)
+				h.lost(late[1], used(7)...)
+				has(90)
+				for range 2 {
+					h.release(late[1], used(7)...)
+					has(83)
+				}
+				h.lost(late[1], used(7)...)
+				h.release(late[2], used(12)...)
+				has(71)
+				h.refused(ratelimit.ReasonHeld, "job", time.Minute, used(1)...)
+				if err := second(h.limits.Settle(t.Context(), db, last, used(2)...)); err != nil {
+					t.Fatal(err)
+				}
+				has(79)
+				h.clock.Advance(7 * 24 * time.Hour)
+				before := readBalance(h, h.limits, db, r)
+				h.release(old, used(7)...)
+				has(before)
+				h.clock.Advance(-7 * 24 * time.Hour)
+			}
+		}
+	})
+}
+
+// TestASettleSaysWhatABalanceSays: with what other holds of the key have given back meanwhile.
+func TestASettleSaysWhatABalanceSays(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	slots := ratelimit.Slots("slots", 3)
+	for way, limits := range map[string]*ratelimit.Limiter{"plain": {}, "function": {Clock: time.Now}} {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 1, time.Hour, ratelimit.Capacity(10)), ratelimit.FixedWindow("window", 10, 1e6*time.Hour),
+			ratelimit.CalendarWindow("year", 10, ratelimit.Year), ratelimit.FixedWindow("shards", 10, 1e6*time.Hour, ratelimit.Shards(2)),
+		} {
+			for what, row := range map[string]struct {
+				used   float64 // 0: it is not named
+				late   bool    // it ended before the other
+				beside bool    // a slot
+			}{
+				"as held": {used: 3}, "less": {used: 2}, "more": {used: 4}, "not named": {},
+				"late, as held": {used: 3, late: true}, "late, less": {used: 2, late: true}, "late, more": {used: 4, late: true}, "late, not named": {late: true},
+				"beside a slot": {used: 3, beside: true}, "beside a slot, not named": {beside: true},
+			} {
+				key := way + what
+				asks := func(count float64) []ratelimit.Request {
+					requests := []ratelimit.Request{limit.Key(key).Count(count), slots.Key(limit.Name() + key)}
+					if !row.beside {
+						requests = requests[:1]
+					}
+					return requests
+				}
+				held, err := limits.Hold(t.Context(), pool, "a", time.Minute, asks(3)...)
+				succeeds(t, err)
+				succeeds(t, second(limits.Hold(t.Context(), pool, "b", time.Minute, asks(4)...)))
+				mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity' WHERE lapses IS NOT NULL; UPDATE ratelimit.holds SET until = now() - interval '1 ms' WHERE id = 'b' AND state = 'held'")
+				if row.late {
+					mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '2 ms' WHERE id = 'a' AND state = 'held'")
+				}
+				named := asks(row.used)
+				if row.used == 0 {
+					named = nil
+				}
+				result, err := limits.Settle(t.Context(), pool, held.Token, named...)
+				succeeds(t, err)
+				balances, err := limits.Balance(t.Context(), pool, limit.Key(key), slots.Key(limit.Name()+key))
+				succeeds(t, err)
+				for i, s := range result.Requests {
+					if b := balances[i]; math.Abs(s.Remaining-b.Remaining) > 0.01 || s.ResetAt.Sub(b.ResetAt).Abs() > time.Minute {
+						t.Errorf("%s, %v, %s: %v remain, until %v; a balance says %v, until %v", way, s.Limit, what, s.Remaining, s.ResetAt, b.Remaining, b.ResetAt)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestHoldsReleaseOfWhatWasUsed: work that failed pays for what it used, and its id is free.
 func TestHoldsReleaseOfWhatWasUsed(t *testing.T) {
 	h := newHolder(t, reusedPool(t, 2, 0))

@@ -123,6 +123,12 @@ func TestWhatWaitingDoesNotMendComesAtOnce(t *testing.T) {
 		succeeds(t, second(new(ratelimit.Limiter).Release(context.Background(), pool, held.Token, rate.Key("globex"))))
 	})
 	succeeds(t, second(limits.Hold(patient, pool, "acme/2", time.Minute, rate.Key("globex"))))
+
+	calls := ratelimit.TokenBucket("calls", 1, time.Hour, ratelimit.Capacity(10)).Key("acme") // tokens whose hold ends in a pause
+	succeeds(t, second(limits.Hold(patient, pool, "dead", 100*time.Millisecond, calls.Count(10))))
+	succeeds(t, second(limits.Pause(t.Context(), pool, 2*time.Second, calls)))
+	time.Sleep(200 * time.Millisecond)
+	succeeds(t, second(limits.Hold(patient, pool, "acme/3", time.Minute, calls.Count(5))))
 }
 
 // A Hold of a token extends it, whatever is held: it lasts until ttl from now, at least.

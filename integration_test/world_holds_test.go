@@ -42,7 +42,8 @@ type worldHold struct {
 	when      time.Time // of its end
 
 	tokens, inSlots string // the states of its rows: "" if there is none with its token
-	goesOn          bool   // its id is another's, and its tokens are still to come back
+	moved           string // the state of its tokens, if its id is another's
+	goesOn          bool   // they are still to come back then
 }
 
 // slots are the requests for the slots of a key.
@@ -74,7 +75,7 @@ func (w *everything) looks() {
 	var name, id, state, token string
 	_, err = pgx.ForEachRow(rows, []any{&name, &id, &state, &token}, func() error {
 		if strings.HasPrefix(id, "~") {
-			id = "~" // one that has expired goes on without its id
+			id = "~" // one that has expired, or lapsed, goes on without its id
 		}
 		states[[3]string{name, id, token}] = state
 		return nil
@@ -86,7 +87,8 @@ func (w *everything) looks() {
 			token = h.token[1:33]
 		}
 		h.tokens, h.inSlots = states[[3]string{name, h.id, token}], states[[3]string{worldSlotsLimit.Name(), h.id, token}]
-		h.goesOn = states[[3]string{name, "~", token}] == "held"
+		h.moved = states[[3]string{name, "~", token}]
+		h.goesOn = h.moved == "held"
 		if h.until.IsZero() && h.ended != "" {
 			h.tokens, h.inSlots = "", "" // an id without an end is everybody's
 		}
@@ -407,6 +409,9 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 	adds := w.adds(before, h.of)
 	if w.uneven(before) {
 		return
+	}
+	if s.Do == "release" && was.tokens == "" { // its id is another's
+		was.tokens = was.moved
 	}
 	what := fmt.Sprintf("%s of hold %q of %v of %v, used %v, rows %q and %q, ended %q, until %v", s.Do, h.id, h.count, h.of, used, h.tokens, h.inSlots, h.ended, h.until)
 	var result ratelimit.Result

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ae2468984b130edf35a61435ffd65eb3bcfdc08c931f979657ae5035eb2b7cd9"
+const Hash = "e7e597586d7ccfb6ac157f88cde9628a6bc23df58aac61f5a1ddfb2847d1fc7c"

@@ -154,7 +154,7 @@ UPDATE ratelimit.holds AS h
   FROM ratelimit.limits AS r
  WHERE h.name = @name::text AND h.key = @key::text AND h.id = @id::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))
    AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = @token::uuid THEN h.count = @used::double precision ELSE false END
-   AND r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+   AND r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer;
 

@@ -84,9 +84,10 @@ var (
 	ErrUnknownOutcome = errors.New("outcome unknown")
 
 	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: its slots were
-	// given back, and may be another's, or it was released. Nothing was changed; the result says which limits have
-	// lost it. (Tokens that were given back are lost a week later: until then, Settle charges what was used, and of
-	// tokens that were reset what is more than was held.) It is no SQL error: return it, to roll back.
+	// given back, and may be another's, its id was taken again, or it was released. Nothing was changed; the result
+	// says which limits have lost it. (Tokens that were given back are lost a week later: until then, Settle charges
+	// what was used, and of tokens that were reset what is more than was held. Once the id was taken again, and of a
+	// hold with slots, [Limiter.Release] does.) It is no SQL error: return it, to roll back.
 	//
 	// It is also matched by the error of a Settle or a [Limiter.Release] that has only the id of a hold with an end;
 	// of a [Limiter.Hold] whose Token was released or has ended; and of a [Limiter.During] whose hold was lost or

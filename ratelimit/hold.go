@@ -196,8 +196,8 @@ func lostInPart(held []Request, answer dbsqlc.ExtendRow) error {
 //
 // It may come late. If the hold expired, and nobody has taken from the key since, it is as if in time. If it was given
 // back: of tokens, what was used and not kept is charged, once its window is over only what is more than was held; of
-// slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit: return the error,
-// to roll back. [Limiter.Release] ends the rest.
+// slots, or once the id is another's, it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of
+// no limit: return the error, to roll back. [Limiter.Release] ends the rest.
 //
 // A second Settle is Repeated and does nothing, so after [ErrUnknownOutcome], call it again. For a day, the id is
 // refused ([ReasonSettled]). Settle goes on after Close, and under a block. While an override lifts the limit, nothing

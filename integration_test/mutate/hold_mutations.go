@@ -148,6 +148,15 @@ var holdMutations = []mutation{
 		old: "ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN", new: "ELSIF rec.state = 'once' THEN",
 		tests: "TestHoldsOfSlots",
 	},
+	{
+		name: "hold-late-forgotten", file: holds, what: "what a late worker has used is free, once its id is taken again",
+		old: " WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE", new: " ELSE",
+		tests: "TestAnIDThatIsTakenFromALateWorker",
+	}, {
+		name: "hold-paused-alone", file: holds, what: "nobody waits for tokens whose hold has ended in a pause",
+		old: "h.unit = 'tokens' AND greatest(h.until, r.ts) > at;", new: "h.unit = 'tokens' AND h.until > at;",
+		tests: "TestWhatWaitingDoesNotMendComesAtOnce",
+	},
 
 	// ratelimit._reclaim
 	{
@@ -170,6 +179,14 @@ var holdMutations = []mutation{
 
 	// ratelimit._settle
 	{
+		name: "settle-late-twice", file: holds, what: "a late worker settles the work that another delivery does",
+		old: "NOT release AND (rec.id <> own OR rec.state = 'lapsed'", new: "NOT release AND (rec.state = 'lapsed'",
+		tests: "TestAnIDThatIsTakenFromALateWorker",
+	}, {
+		name: "settle-says-less", file: holds, what: "a Settle does not say what other holds have given back",
+		old: "            IF lapses <= at THEN -- the answer", new: "            IF false THEN -- the answer",
+		tests: "TestASettleSaysWhatABalanceSays",
+	}, {
 		name: "settle-probe", file: holds, what: "a hold without an end of an unlimited key is not waited for",
 		old: "EXIT WHEN over OR ratelimit._bar(", new: "EXIT WHEN over OR own_token IS NULL OR ratelimit._bar(",
 		tests: "TestAnEndWaitsForACommit",

@@ -914,7 +914,7 @@ UPDATE ratelimit.holds AS h
   FROM ratelimit.limits AS r
  WHERE h.name = $1::text AND h.key = $2::text AND h.id = $3::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))
    AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = $4::uuid THEN h.count = $5::double precision ELSE false END
-   AND r.name = $1::text AND r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+   AND r.name = $1::text AND r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer
 `

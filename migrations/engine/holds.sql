@@ -49,7 +49,7 @@ COMMENT ON COLUMN ratelimit.holds.until IS 'held: from then on it may be given b
 
 -- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day;
 -- released: the token was, before. until: the end of the hold, or of the one that is held. free_at: of a denial, by
--- limit, when expiries alone make room for slots; NULL: never, or not known. Of tokens, when the first of their holds that have an end ends.
+-- limit, when expiries alone make room for slots; NULL: never, or not known. Of tokens, when the first of their holds that have an end ends; in a pause, at its end.
 CREATE TYPE ratelimit._held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
@@ -282,9 +282,10 @@ BEGIN
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
-            -- An expired hold that is still to come back goes on under an id that no caller can have.
+            -- An expired hold that is still to come back, or may still be charged, goes on under an id that no caller can have.
             UPDATE ratelimit.holds AS h SET id = '~' || h.token::text
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+               AND CASE h.state WHEN 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
             IF FOUND THEN
                 INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
@@ -425,7 +426,8 @@ BEGIN
         IF units[i] = 'slots' THEN
             free_at[i] := ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at);
         ELSE
-            SELECT min(h.until) INTO until FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'tokens' AND h.until > at;
+            SELECT min(greatest(h.until, r.ts)) INTO until FROM ratelimit.holds AS h, (SELECT max(l.ts) AS ts FROM ratelimit.limits AS l WHERE l.name = names[i] AND l.key = keys[i]) AS r
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'tokens' AND greatest(h.until, r.ts) > at;
             free_at[i] := until;
         END IF;
     END LOOP;
@@ -450,6 +452,7 @@ LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_pl
 AS $body$
 DECLARE
     n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    moved_id CONSTANT text := '~' || own_token::text; -- once the id is another's: ratelimit._claim
     i      integer;
     at     timestamptz;
     kept   timestamptz;
@@ -471,6 +474,7 @@ DECLARE
     t      timestamptz[];      -- their ts
     last   timestamptz;        -- the latest of their promised
     w      timestamptz[];      -- the windows of a calendar window
+    lapses timestamptz;        -- when the first of the holds may expire
     latest timestamptz;        -- the latest ts, or now if that is later
     since  timestamptz;        -- when the hold ended, or now; or later, if the rows were written since
     moves  boolean;            -- tokens
@@ -487,7 +491,7 @@ BEGIN
     LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
             SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id) AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
@@ -523,11 +527,12 @@ BEGIN
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         rec := NULL;
         IF mine[i] THEN
-            SELECT h.* INTO rec FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
+            SELECT h.* INTO rec FROM ratelimit.holds AS h
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id) AND (h.token = own_token OR own_token IS NULL) FOR UPDATE;
         END IF;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
-            OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;
+            OR NOT release AND (rec.id <> own OR rec.state = 'lapsed' AND rec.unit = 'slots') THEN 'lost' ELSE rec.state END;
         IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN
             lost := pg_catalog.array_append(lost, i);
         END IF;
@@ -545,7 +550,7 @@ BEGIN
         IF states[i] NOT IN ('held', 'lapsed') THEN
             NULL; -- nobody else's row is touched
         ELSIF release THEN
-            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         ELSE
             UPDATE ratelimit.holds AS h SET state = 'settled', until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
@@ -555,8 +560,8 @@ BEGIN
         END IF;
         IF i <= taking THEN
             SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised),
-                   CASE WHEN max(r.ts) > at THEN at ELSE greatest(max(r.ts), since) END
-              INTO v, t, m, latest, last, since
+                   CASE WHEN max(r.ts) > at THEN at ELSE greatest(max(r.ts), since) END, min(r.lapses)
+              INTO v, t, m, latest, last, since, lapses
               FROM ratelimit.limits AS r
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
@@ -594,6 +599,10 @@ BEGIN
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         IF m > 0 THEN
+            IF lapses <= at THEN -- the answer is as a balance, with what others give back
+                SELECT l.value, l.ts INTO v, t
+                  FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], w) AS l;
+            END IF;
             ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
             value := pg_catalog.array_cat(value, v);
             ts := pg_catalog.array_cat(ts, t);
