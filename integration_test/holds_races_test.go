@@ -510,6 +510,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 		new    bool // its rows are not there
 		level  string
 		ttl    time.Duration
+		before string // the state of a mark of the id that is over
 	}{
 		"slots": {limits: []ratelimit.Limit{slots}}, "tokens": {limits: []ratelimit.Limit{bucket}},
 		"two": {limits: []ratelimit.Limit{slots, bucket}}, "new": {limits: []ratelimit.Limit{slots}, new: true},
@@ -517,6 +518,8 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 		"unlimited":       {limits: []ratelimit.Limit{ratelimit.Unlimited("unlimited")}, new: true},
 		"repeatable read": {limits: []ratelimit.Limit{slots}, level: "repeatable read"}, "serializable": {limits: []ratelimit.Limit{slots}, level: "serializable"},
 		"without an end": {limits: []ratelimit.Limit{slots}, ttl: ratelimit.Forever}, "tokens without an end": {limits: []ratelimit.Limit{bucket}, ttl: ratelimit.Forever},
+		"without an end, settled long ago": {limits: []ratelimit.Limit{bucket}, ttl: ratelimit.Forever, before: "settled"},
+		"without an end, taken long ago":   {limits: []ratelimit.Limit{slots}, ttl: ratelimit.Forever, before: "once"},
 	}
 	inTx := func(level pgx.TxIsoLevel) func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
 		return func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
@@ -579,6 +582,10 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 					succeeds(t, second(limits.Release(t.Context(), pool, before.Token)))
 					if of.new {
 						mustExec(t, pool, "DELETE FROM ratelimit.limits WHERE key = '"+key+"'")
+					}
+					if of.before != "" {
+						mustExec(t, pool, "INSERT INTO ratelimit.holds (name, key, id, state, unit, count, taken_at, rest, part, until) SELECT DISTINCT name, key, 'job', '"+of.before+
+							"', 'none', 0, now() - interval '2 days', 0, 1, now() - interval '1 day' FROM ratelimit.limits WHERE key = '"+key+"'")
 					}
 					late := &lateDB{conn: conn}
 					tx := beginAt(t, pool, pgx.ReadCommitted)

@@ -4717,7 +4717,7 @@ BEGIN
             INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)
             ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = excluded.taken_at, until = at
-             WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
+             WHERE (h.token = own_token) IS NOT TRUE AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
             IF FOUND THEN
                 RETURN true;
             END IF;
@@ -5000,7 +5000,8 @@ BEGIN
     LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
             SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id) AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id)
+               AND (h.token = own_token OR own_token IS NULL AND (h.state = 'held' OR h.state <> 'released' AND h.until > coalesce(now, clock_timestamp())));
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
@@ -5434,9 +5435,9 @@ BEGIN
     END IF;
     n := pg_catalog.cardinality(names);
     LOOP
-        SELECT h.unit, h.token, h.state INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+        SELECT h.unit, h.token, h.state, h.until INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
-        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released')
+        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released' AND rec.until > coalesce(now, clock_timestamp()))
             OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
         EXIT WHEN ratelimit._bar(r.id, own, ARRAY[name], ARRAY[key], now);
     END LOOP;

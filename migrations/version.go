@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "e7e597586d7ccfb6ac157f88cde9628a6bc23df58aac61f5a1ddfb2847d1fc7c"
+const Hash = "e49398fbf97fca5e8a74d1561c9655de11fd258cd923d23b6f10dfa6042a82c9"

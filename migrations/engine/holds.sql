@@ -213,7 +213,7 @@ BEGIN
             INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)
             ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = excluded.taken_at, until = at
-             WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
+             WHERE (h.token = own_token) IS NOT TRUE AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
             IF FOUND THEN
                 RETURN true;
             END IF;
@@ -491,7 +491,8 @@ BEGIN
     LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
             SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id) AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id)
+               AND (h.token = own_token OR own_token IS NULL AND (h.state = 'held' OR h.state <> 'released' AND h.until > coalesce(now, clock_timestamp())));
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
