@@ -132,7 +132,11 @@ func TestAWorldOfEveryStep(t *testing.T) {
 	for n := range uint64(12) {
 		ahead.Steps = append(ahead.Steps, worldStep{Do: "foresee", Other: -1, Count: 1, N: n}, worldStep{Do: "clock", For: time.Duration(n%3) * 100 * time.Millisecond})
 	}
-	ahead.Steps = append(ahead.Steps, worldStep{Do: "give back"}, worldStep{Do: "restart"})
+	ahead.Steps = append(ahead.Steps, worldStep{Do: "give back"})
+	for n := range uint64(4) { // at one instant, so that the bucket has refilled nothing of what comes back
+		ahead.Steps = append(ahead.Steps, worldStep{Do: "foresee", Other: -1, Count: 1, N: n})
+	}
+	ahead.Steps = append(ahead.Steps, worldStep{Do: "restart"})
 	w := replayWorld(t, script)
 	met := map[string]bool{}
 	for _, script := range []worldScript{{}, paused, ahead} {
