@@ -180,11 +180,7 @@ func (w *everything) foresee(ctx context.Context, p *worldProgram, ids []worldKe
 		w.takesAhead(id, m, before[i], after[i], before[i].Remaining-after[i].Remaining-count, what)
 	}
 	if len(ids) == 1 && got.receipt != "" && asked {
-		var window time.Time
-		if l := w.log[ids[0]]; l != nil && len(l.grants) > 0 {
-			window = l.grants[len(l.grants)-1].window
-		}
-		w.receipts = append(w.receipts, worldReceipt{of: ids[0], receipt: got.receipt, count: got.taken, at: now, before: before[0].Remaining, reset: before[0].ResetAt, step: w.step, window: window})
+		w.receipts = append(w.receipts, worldReceipt{of: ids[0], receipt: got.receipt, count: got.taken, at: now, before: before[0].Remaining, reset: before[0].ResetAt, step: w.step, window: w.window(ids[0])})
 	}
 }
 

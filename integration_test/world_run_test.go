@@ -559,12 +559,8 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 			}
 			w.grants(id, got, balances[i], count)
 		}
-		window := time.Time{}
-		if l := w.log[ids[0]]; l != nil {
-			window = l.grants[len(l.grants)-1].window
-		}
 		if got.receipt != "" && len(ids) == 1 {
-			w.receipts = append(w.receipts, worldReceipt{ids[0], got.receipt, got.taken, w.clock.now, balances[0].Remaining, balances[0].ResetAt, w.step, got.runAt.After(w.clock.now), window})
+			w.receipts = append(w.receipts, worldReceipt{ids[0], got.receipt, got.taken, w.clock.now, balances[0].Remaining, balances[0].ResetAt, w.step, got.runAt.After(w.clock.now), w.window(ids[0])})
 		}
 		if s.Do == "reserve" && len(ids) == 1 {
 			w.runs(p, ids[0], got, what)

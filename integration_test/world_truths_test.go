@@ -696,6 +696,14 @@ func (w *everything) grants(id worldKey, t worldAnswer, before ratelimit.Balance
 	l.grants = append(l.grants, g)
 }
 
+// window is that of the last grant.
+func (w *everything) window(id worldKey) time.Time {
+	if l := w.log[id]; l != nil {
+		return l.grants[len(l.grants)-1].window
+	}
+	return time.Time{}
+}
+
 func (w *everything) gaveBack(id worldKey, count float64, window time.Time) {
 	if l := w.log[id]; l != nil {
 		l.grants = append(l.grants, worldGrant{at: w.clock.now, count: -count, window: window})

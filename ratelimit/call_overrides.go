@@ -175,6 +175,7 @@ func (l Limit) unblocked() Limit {
 // moment is an instant of the database's clock, as far as it is known here.
 type moment struct{ low, high algebra.Micros }
 
+// doubt is how much is not known of it.
 func (m moment) doubt() time.Duration { return m.high.Time().Sub(m.low.Time()) }
 
 // moment is the database's time, unless the call has a time of its own.

@@ -43,9 +43,9 @@ type Coalescer struct {
 
 	// Pace is the least time between the starts of two statements, for floods: more calls share each statement. The
 	// default, 0, is no pace. It is 0.1 ms to 10 s; anything else is [ErrInvalid], at the first call. With 3 ms, there
-	// are at most 333 statements a second, and a call, or [Coalescer.Close], waits up to 3 ms longer. Calls that share no statement ignore the pace, as do retried statements, and those for
-	// calls that the one before could not decide. Do not combine it with a [Limiter.Clock]: calls at different instants
-	// are separate statements.
+	// are at most 333 statements a second, and a call, or [Coalescer.Close], waits up to 3 ms longer. Calls that share
+	// no statement ignore the pace, as do retried statements, and those for calls that the one before could not decide.
+	// Do not combine it with a [Limiter.Clock]: calls at different instants are separate statements.
 	Pace time.Duration
 
 	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without
@@ -54,9 +54,9 @@ type Coalescer struct {
 	//
 	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T +
 	// Ahead) in any span T, and a window never more than its rate. Only plenty is taken ahead, before what is there
-	// runs out, nothing for a key that the process asks once or twice in Ahead, and others see it as used. What is not used in time comes back, of a bucket less what the rate has
-	// refilled; if the process dies, or an answer is lost, it is lost. A denial, too, is remembered, until its RetryAt,
-	// but for at most Ahead.
+	// runs out, and others see it as used; nothing is for a key that the process asks once or twice in Ahead. What is
+	// not used in time comes back, of a bucket less what the rate has refilled; if the process dies, or an answer is
+	// lost, it is lost. A denial, too, is remembered, until its RetryAt, but for at most Ahead.
 	//
 	// It is for Consume of whole tokens. What another process does with a key, such as Reset or Block, is seen after at
 	// most Ahead. docs/contention.md says when to use it.
@@ -64,9 +64,9 @@ type Coalescer struct {
 
 	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that
 	// went straight to the pool counts as 1. With Ahead, the number includes calls that were decided in memory since
-	// the statement before; a statement by which tokens come back is reported with these, or not at all. It is called by several
-	// goroutines at once, while the calls wait for their answers: it should be quick, must not use the Coalescer, and
-	// must not panic, which would end the process.
+	// the statement before; a statement by which tokens come back is reported with these, or not at all. It is called
+	// by several goroutines at once, while the calls wait for their answers: it should be quick, must not use the
+	// Coalescer, and must not panic, which would end the process.
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN

@@ -14,8 +14,8 @@ import (
 const (
 	// plenty is the least balance of which tokens are taken ahead, and share the part of it that may be: a quarter.
 	plenty, share = 100, 4
-	// spread is how many standard deviations less than what was asked for is taken ahead. With 1, a quarter of it may come to be unused, with
-	// 2 twice as many calls are asked: TestLittleOfItIsNotUsed prints both.
+	// spread is how many standard deviations less than what was asked for are taken ahead. With 1, up to a quarter is not used, with 2 up to
+	// twice as many calls are asked: TestLittleOfItIsNotUsed prints both shares.
 	spread = 1.5
 	// lateness is after how many times Ahead an idle key is forgotten, and what is not used no longer comes back: see tooLate.
 	lateness = 3
