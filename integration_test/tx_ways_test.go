@@ -408,14 +408,15 @@ func TestATransactionThatItsFunctionEndsIsNotRunAgain(t *testing.T) {
 		}
 		byText := func(ctx context.Context, tx handle) error { _, err := tx.Exec(ctx, "COMMIT"); return err }
 		left := 100.0
-		for name, row := range map[string]struct {
+		for _, row := range []struct {
+			name    string
 			end     func(ctx context.Context, tx handle) error
 			returns error
 		}{
-			"a conflict": {commit, conflict}, "its own error": {commit, mine}, "a denial": {commit, &ratelimit.DeniedError{}},
-			"a conflict after COMMIT as text": {byText, conflict},
+			{"a conflict", commit, conflict}, {"its own error", commit, mine}, {"a denial", commit, &ratelimit.DeniedError{}},
+			{"a conflict after COMMIT as text", byText, conflict}, // the last one: lib/pq gives the connection up
 		} {
-			attempts := 0
+			name, attempts := row.name, 0
 			err := w.in(t.Context(), func(ctx context.Context, tx handle) error {
 				attempts++
 				_, err := w.limiter.Consume(ctx, tx, limit.Key("a"))
