@@ -862,6 +862,7 @@ func (w *everything) move(p *worldProgram, s worldStep) {
 	w.meets(from, "do-move")
 	w.meets(to, "do-move")
 	w.oddly(to) // it only has less, but receipts of before count for more
+	w.promised[to] = maxTime(w.promised[to], w.promised[from])
 	if len(w.expired(from, to)) > 0 {
 		return
 	}
