@@ -419,6 +419,25 @@ func TestHoldsNeverDeadlock(t *testing.T) {
 	t.Logf("%d calls", done.Load())
 }
 
+// TestAnEndOfNothingLocksInOrder: whoever ends a token that is not there meets the rows of the id in the order of names, whether they are limited or not.
+func TestAnEndOfNothingLocksInOrder(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	var limits ratelimit.Limiter
+	held, err := limits.Hold(t.Context(), pool, "job", time.Hour, slow("limited", 100).Key("k"), ratelimit.Unlimited("a").Key("k"))
+	succeeds(t, err)
+	tx := beginAt(t, pool, pgx.ReadCommitted)
+	mustExecIn(t, tx, "SELECT FROM ratelimit.holds WHERE name = 'a' FOR UPDATE")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- second(limits.Release(t.Context(), pool, "~"+strings.Repeat("0", 32)+held.Token[33:]))
+	}()
+	waitingFor(t, pool, tx)
+	mustExecIn(t, tx, "SELECT FROM ratelimit.holds WHERE name = 'limited' FOR UPDATE")
+	succeeds(t, tx.Rollback(t.Context()))
+	succeeds(t, <-ended)
+}
+
 // TestHoldsReclaimPassesOverALockedHold: an expired hold that is being extended or settled is not waited for.
 func TestHoldsReclaimPassesOverALockedHold(t *testing.T) {
 	pool := newPool(t, 3)

@@ -174,6 +174,9 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 	h.has(team, 1)
 	h.release("p1", team)
 	h.has(team, 2)
+	if got := lines(t, pool, "SELECT ratelimit.release('projects', 'acme', 'p1'), (ratelimit.hold('projects', 'acme', 'p1', forever => true)).token"); got != "(f,p1)" {
+		t.Errorf("a release of nothing and a hold in one statement: %s", got)
+	}
 	if got := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides WHERE effect = 'release'"); got != 0 {
 		t.Errorf("%d releases were written down, and nobody said who", got)
 	}

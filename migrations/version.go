@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "e49398fbf97fca5e8a74d1561c9655de11fd258cd923d23b6f10dfa6042a82c9"
+const Hash = "dc89c87764de4338e99d95b63900319b40cdedb2b271adb2f6381da19b439bba"
