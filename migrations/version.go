@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "dc89c87764de4338e99d95b63900319b40cdedb2b271adb2f6381da19b439bba"
+const Hash = "7a7976ffcb8e12676f217fb9e98f972655677ba670586704628bd45091389120"
