@@ -5643,7 +5643,7 @@ BEGIN
             n := n + 1;
         END LOOP;
     END IF;
-    IF v - n::double precision < q.floor THEN
+    IF n > 0 AND v - n::double precision < q.floor THEN
         IF n::double precision > -q.floor AND q.until IS NULL THEN
             PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
         END IF;

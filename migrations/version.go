@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7a7976ffcb8e12676f217fb9e98f972655677ba670586704628bd45091389120"
+const Hash = "1daffdb6b21b2fe98a6079387b10cf2b2eb1688b9c0a293c77f878b89ca1fa7d"
