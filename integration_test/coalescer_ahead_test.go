@@ -174,11 +174,12 @@ func TestAhead(t *testing.T) {
 			calls++
 			last = consume(limit.Key("k"))
 		}
-		return s.count("")-before <= 1 && foreseen.Load()-seen >= 4 && remaining(t, pool, limit.Key("k")) < 10_000-calls
+		return s.count("")-before <= 1 && foreseen.Load()-seen >= 4 && remaining(t, pool, limit.Key("k")) < 10_000-calls &&
+			near(last.Remaining, 10_000-calls) // nothing is on its way back
 	})
 	var receipt struct{ Taken []struct{ Held float64 } }
 	succeeds(t, json.Unmarshal([]byte(last.Receipt()), &receipt))
-	if last.Remaining != 10_000-calls || !last.OK || receipt.Taken[0].Held < 10_000-calls { // what was left, without what is ahead
+	if !last.OK || receipt.Taken[0].Held < 10_000-calls { // what was left, without what is ahead
 		t.Errorf("%v remain after %v calls, OK %v, receipt %s", last.Remaining, calls, last.OK, last.Receipt())
 	}
 	// A refund gives back what the call took, and drops what was known.
@@ -207,7 +208,7 @@ func TestAhead(t *testing.T) {
 		consume(limit.Key("r"))
 	}
 	succeeds(t, limiter.Reset(t.Context(), pool, limit.Key("r")))
-	if left := consume(limit.Key("r")).Remaining; left != 10_000-1 {
+	if left := consume(limit.Key("r")).Remaining; !near(left, 10_000-1) {
 		t.Errorf("%v remain after a reset and a call", left)
 	}
 	// Several limits, all or nothing.
@@ -216,7 +217,7 @@ func TestAhead(t *testing.T) {
 	}
 	before = s.count("")
 	for range 3 {
-		if r := consume(limit.Key("a"), other.Key("a")); r.Requests[0].Remaining != r.Requests[1].Remaining {
+		if r := consume(limit.Key("a"), other.Key("a")); !near(r.Requests[0].Remaining, r.Requests[1].Remaining) {
 			t.Errorf("%v and %v remain", r.Requests[0].Remaining, r.Requests[1].Remaining)
 		}
 	}
@@ -235,7 +236,7 @@ func TestAhead(t *testing.T) {
 			t.Error("31 calls of 30 were granted")
 		}
 	}
-	if left := consume(limit.Key("b")).Remaining; left != 10_000-51 {
+	if left := consume(limit.Key("b")).Remaining; !near(left, 10_000-51) {
 		t.Errorf("%v remain after 51 calls were granted, and 5 denied", left)
 	}
 	// A denial is remembered.
@@ -255,7 +256,7 @@ func TestAhead(t *testing.T) {
 	for range 20 {
 		consume(limit.Key("c"), slow("poor", 50).Key("c"))
 	}
-	if left := remaining(t, pool, limit.Key("c")); left != 10_000-20 {
+	if left := remaining(t, pool, limit.Key("c")); !near(left, 10_000-20) {
 		t.Errorf("%v are left after 20 calls that a small limit decides", left)
 	}
 	// What was denied before a reset is not remembered after it.
@@ -275,10 +276,10 @@ func TestAhead(t *testing.T) {
 	if counted.Load() != decided {
 		t.Errorf("OnBatch was told of %d calls, want %d", counted.Load(), decided)
 	}
-	if left := remaining(t, pool, limit.Key("k")); left != 10_000-calls-2-1-20 {
+	if left := remaining(t, pool, limit.Key("k")); !near(left, 10_000-calls-2-1-20) {
 		t.Errorf("%v are left of k after %v calls, 3 other tokens and Close", left, calls+20)
 	}
-	if left := remaining(t, pool, limit.Key("a")); left != 10_000-23 {
+	if left := remaining(t, pool, limit.Key("a")); !near(left, 10_000-23) {
 		t.Errorf("%v are left after 23 calls and Close", left)
 	}
 	if _, err := limiter.Consume(t.Context(), c, limit.Key("a")); !errors.Is(err, ratelimit.ErrClosed) {
