@@ -325,18 +325,18 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	const crawler = "key?name=crawls&key=acme&rate=7"
 	form := url.Values{"action": {"numbers"}, "rate": {"20"}, "end": {"2h"}, "reason": {"r"}, "add": {"1"}}
 	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "give the new capacity and, unless an override has it, the capacity until now")
-	form.Set("capacity", "20")
+	form.Set("capacity", "80")
 	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "give the new capacity and, unless an override has it, the capacity until now")
 	form.Set("capacity_now", "seven")
 	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "The capacity until now is not a number")
 	form.Set("capacity_now", "7")
-	p.post(http.StatusOK, crawler, form, "the difference of the capacities is added", "13 added", "16 of 20 tokens", "By the numbers that were given")
+	p.post(http.StatusOK, crawler, form, "the difference of the capacities is added", "20 added", "23 of 80 tokens", "By the numbers that were given") // every key has had 60
 	// The override in force knows it.
-	form.Set("capacity", "25")
-	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "The capacity until now is 20 by override", "and not 7")
+	form.Set("capacity", "85")
+	p.post(http.StatusBadRequest, crawler, form, "Nothing was changed", "The capacity until now is 80 by override", "and not 7")
 	form.Set("capacity_now", "")
-	p.post(http.StatusOK, crawler, form, "the difference of the capacities is added", "5 added", "21 of 25 tokens")
-	p.post(http.StatusOK, "key?name=crawls&key=acme", url.Values{"action": {"restore"}}, "Not known", "21 tokens were left")
+	p.post(http.StatusOK, crawler, form, "the difference of the capacities is added", "5 added", "28 of 85 tokens")
+	p.post(http.StatusOK, "key?name=crawls&key=acme", url.Values{"action": {"restore"}}, "Not known", "28 tokens were left")
 }
 
 // countedDB notes how many transactions of a pool are open at most.

@@ -51,7 +51,7 @@ func newSiteOn(t *testing.T, pool *pgxpool.Pool, requests func(r *http.Request) 
 	limiter, clock := newLimiter()
 	s := &site{T: t, pool: pool, clock: clock}
 	s.limit = httplimit.Middleware{
-		Limiter: limiter, DB: s.pool, Requests: requests, Timeout: 5 * time.Minute, // no machine is too slow
+		Limiter: limiter, DB: s.pool, Requests: requests,
 		Observer: func(_ *http.Request, d httplimit.Decision) {
 			s.mu.Lock()
 			defer s.mu.Unlock()

@@ -540,12 +540,13 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		added              float64
 		refused            string
 	}{
-		{"varying", "capacity => 20", "capacity => 30", "NULL", 10, ""},
+		{"varying", "capacity => 20", "capacity => 30", "NULL", 0, "capacity must be given, not NULL: only the program knows that of this key"},
 		{"varying", "capacity => 20", "capacity => 30", "20", 10, ""},
-		{"varying", "capacity => 20", "capacity => 30", "25", 0, "capacity must be NULL or 20, which holds under override"},
+		{"varying", "capacity => 20", "capacity => 30", "25", 5, ""}, // which the program had before
+		{"varying", "capacity => 20", "capacity => 30", "15", 0, "capacity must be NULL or at least 20, which holds under override"},
 		{"varying", "rate => 20", "capacity => 30", "NULL", 0, "capacity must be given, not NULL: only the program knows that of this key"},
 		{"varying", "rate => 20", "capacity => 30", "12", 18, ""},
-		{"varying", "rate => 20, capacity => 20", "capacity => 30", "NULL", 10, ""},
+		{"varying", "rate => 20, capacity => 20", "capacity => 30", "20", 10, ""},
 		{"varying", "rate => 20, capacity => 20", "rate => 30", "NULL", 0, "gives no capacity"},
 		{"varying", "", "capacity => 30", "NULL", 0, "capacity must be given, not NULL"},
 		{"varying", "", "capacity => 30", "12", 18, ""},
@@ -553,7 +554,8 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		{"varying", "block", "capacity => 30", "NULL", 0, "the key had the effect 'block' before override"},
 		{"varying", "block", "capacity => 30", "12", 18, ""},
 		{"fixed", "capacity => 20", "capacity => 30", "NULL", 10, ""},
-		{"fixed", "capacity => 20", "capacity => 30", "10", 0, "capacity must be NULL or 20, which holds under override"},
+		{"fixed", "capacity => 20", "capacity => 30", "10", 0, "capacity must be NULL or at least 20, which holds under override"},
+		{"fixed", "capacity => 1", "capacity => 30", "NULL", 20, ""}, // the key may have used the 10 of before
 		{"fixed", "rate => 20", "rate => 30", "20", 10, ""},
 		{"fixed", "capacity => 20", "rate => 30", "NULL", 10, ""}, // which replaces the one before as a whole
 		{"fixed", "", "capacity => 30", "12", 18, ""},
@@ -805,6 +807,7 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 			}
 			use()
 			for _, rate := range []int{500, 500, 600} {
+				scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 1, forever => true)") // what is lower brings nothing
 				id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => $1, forever => true)", rate)
 				scan[float64](t, pool, "SELECT ratelimit.add($1)", id)
 				use()

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ac37cc3cc9e329ff796788d2f4a5016afafbdcabf3efb3c0984971bc4ac7ad8f"
+const Hash = "3cf4296e5610feffd8f488432a9c0d2c8efabe88cecb9cecb6d74b6cdfab28e4"

@@ -153,7 +153,7 @@ func (f *forecast) shown() algebra.Row {
 // meanwhile, and nothing is taken for a key with a call or two in Ahead. It is at most a share of what the row had when it was last asked, of
 // which the statement makes sure: see floorAhead. With early, no call waits: it is nothing if what is there lasts for that long, and a round trip.
 func (f *forecast) wants(now localTime, ahead, early time.Duration) float64 {
-	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.row.Value < plenty || len(f.lots) >= maxLots || early > 0 && now.mono-f.last > early {
+	if f.asking || now.mono < f.quiet || 2*f.trip > ahead || f.row.Value < plenty || early > 0 && now.mono-f.last > early {
 		return 0
 	}
 	wanted := f.asked
@@ -163,13 +163,16 @@ func (f *forecast) wants(now localTime, ahead, early time.Duration) float64 {
 	if early > 0 {
 		early += f.trip
 	}
-	then, there := localTime{now.mono + early, now.wall + early}, 0.0
+	then, there, lots := localTime{now.mono + early, now.wall + early}, 0.0, 0
 	for _, l := range f.lots {
+		if l.left > 0 { // what is used up stays until a sweep
+			lots++
+		}
 		if _, usable := l.instant(then, ahead); usable {
 			there += l.left
 		}
 	}
-	if early > 0 && there >= wanted.sum*float64(early)/float64(ahead) {
+	if lots >= maxLots || early > 0 && there >= wanted.sum*float64(early)/float64(ahead) {
 		return 0
 	}
 	extra := math.Floor(min((wanted.sum-spread*math.Sqrt(wanted.squares))*(1-float64(f.trip)/float64(ahead))-there, f.row.Value/share))

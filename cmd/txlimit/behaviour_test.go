@@ -947,9 +947,9 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--add", "--forever").wants(t, exitUsage, "--add needs --capacity-now")
 	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add", "--forever").wants(t, exitOK, "added nothing")
 	w.run("override", "v", "e", "--rate", "25", "--add", "--forever").wants(t, exitUsage, "--add needs --capacity\n")
-	w.run("override", "v", "e", "--capacity", "25", "--capacity-now", "19", "--add", "--forever").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 20")
-	w.run("override", "l", "b", "--capacity", "25", "--capacity-now", "19", "--add", "--forever").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 4")
-	w.run("override", "v", "e", "--capacity", "25", "--add", "--forever").wants(t, exitOK, "added nothing")
+	w.run("override", "v", "e", "--capacity", "25", "--capacity-now", "19", "--add", "--forever").wants(t, exitUsage, "--capacity-now 19 is below the capacity in force: override #[0-9]+ has 20")
+	w.run("override", "l", "b", "--capacity", "25", "--capacity-now", "3", "--add", "--forever").wants(t, exitUsage, "--capacity-now 3 is below the capacity in force: override #[0-9]+ has 4")
+	w.run("override", "v", "e", "--capacity", "25", "--capacity-now", "22", "--add", "--forever").wants(t, exitOK, "added nothing")
 	w.run("show", "v", "d").wants(t, exitOK, "balance +11(\\.[0-9]+)? of 20") // rate and capacity are the override's
 	// What an ended override has added is not added again.
 	w.run("restore", "v", "d").wants(t, exitOK)

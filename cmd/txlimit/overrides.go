@@ -351,11 +351,11 @@ func (a *app) overrideCommand() *cobra.Command {
 the rate follows the new rate. The newest override replaces older ones as a whole while it is in force, but a block stays. txlimit restore ends it.
 
 New numbers add no tokens to what a key has: a key that is denied now goes on when it is refilled, by the new rate. --add gives it
-the difference of the capacities as well, once. It waits two seconds after the override is committed, until all programs know of it.
+what the new capacity has more than the largest of late as well, once. It waits two seconds after the override is committed, until all programs know of it.
 A key without a row is full, and gets nothing. Without KEY, only a limit without keys gets something.
 
 Keys with numbers of their own, which the program alone knows (Varies), get those of the override instead, and keep the others. Then
---add needs --capacity and, unless an override in force has it, --capacity-now: the capacity that the key has had until now.` + everyKeyHelp,
+--add needs --capacity and, unless an override in force has it, --capacity-now: the largest capacity that the key has had lately.` + everyKeyHelp,
 		Example: `  txlimit override signUps acme --rate 500 --for 2h --reason 'their conference' --add
   txlimit override sendMessage --rate 5 --capacity 5 --for 30m --reason 'the mail relay is slow' --yes`,
 	}
@@ -459,8 +459,8 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 			before, known = &inForce[0], states[0].Numbers.Capacity
 		}
 		switch {
-		case known != nil && capacityNow != nil && *known != *capacityNow:
-			return usagef("--capacity-now %s is not the capacity in force: override #%d has %s. Leave the flag out", number(*capacityNow), before.ID, number(*known))
+		case known != nil && capacityNow != nil && *capacityNow < *known:
+			return usagef("--capacity-now %s is below the capacity in force: override #%d has %s", number(*capacityNow), before.ID, number(*known))
 		case varying && capacity == nil:
 			return usagef("%s: --add needs --capacity%s", programsNumbers, map[bool]string{true: ", and --capacity-now, the capacity that the key has had until now"}[known == nil])
 		case varying && capacityNow == nil && known == nil:

@@ -460,7 +460,11 @@ AS $body$
 DECLARE
     o ratelimit.overrides;
     was record;
+    older record;           -- numbers in force, from the newest on
     fills interval;         -- within this time, the limit fills up; NULL: not known
+    most double precision;  -- the largest capacity that has counted within that time
+    known boolean;          -- it is
+    published boolean;
     more double precision;
     at timestamptz;         -- of the adding
     spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
@@ -497,7 +501,8 @@ BEGIN
       INTO was FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
         SELECT f.* FROM ratelimit._in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
          WHERE f.made_at < o.made_at OR f.made_at = o.made_at AND f.id < o.id LIMIT 1) AS f ON true;
-    IF capacity IS NULL OR EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+    published := EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp()));
+    IF capacity IS NULL OR published THEN
         SELECT f.effect, f.capacity, f.override INTO was FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
         SELECT f.capacity INTO o.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
         -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
@@ -508,17 +513,37 @@ BEGIN
                 UNION ALL SELECT * FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
     END IF;
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
-    more := o.capacity - coalesce(capacity, was.capacity);
+    -- A lower override says nothing of what the key has used before it. The oldest numbers, without overrides, are those of id 0.
+    most := capacity;
+    known := capacity IS NOT NULL;
+    FOR older IN
+        SELECT b.made_at, b.id, b.capacity, b.added FROM ratelimit.overrides AS b
+         WHERE b.name = o.name AND (b.key = o.key OR b.key IS NULL) AND b.effect = 'numbers' AND b.removed_at IS NULL
+           AND (b.until IS NULL OR b.until > clock_timestamp()) AND (b.made_at, b.id) < (o.made_at, o.id)
+        UNION ALL SELECT '-infinity', 0, NULL, NULL WHERE capacity IS NULL
+         ORDER BY 1 DESC, 2 DESC
+    LOOP
+        IF published THEN
+            older.capacity := (SELECT n.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), CASE WHEN older.id = 0 THEN 0 END,
+                varying => true, under => nullif(older.id, 0)) AS n);
+        END IF;
+        most := greatest(most, older.capacity);
+        IF older.id = 0 OR older.made_at <= clock_timestamp() - fills OR older.added > '0' THEN -- of which all before were less
+            known := known OR older.capacity IS NOT NULL;
+            EXIT;
+        END IF;
+    END LOOP;
+    more := o.capacity - most;
     wrong := CASE
         WHEN EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN
             'it has slots, and nothing is added to them: another capacity counts at once'
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
-        WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
-            pg_catalog.format('capacity must be NULL or %s, which holds under override %s, not %s', was.capacity, was.override, capacity)
+        WHEN was.override IS NOT NULL AND capacity < was.capacity THEN
+            pg_catalog.format('capacity must be NULL or at least %s, which holds under override %s, not %s', was.capacity, was.override, capacity)
         WHEN o.capacity IS NULL THEN pg_catalog.format('override %s gives no capacity, and only the program knows that of this key', id)
-        WHEN more IS NULL AND was.effect <> 'varies' THEN
+        WHEN capacity IS NULL AND was.effect NOT IN ('numbers', 'varies') THEN
             pg_catalog.format('capacity must be given, not NULL: the key had the effect %L before override %s', was.effect, id)
-        WHEN more IS NULL THEN 'capacity must be given, not NULL: only the program knows that of this key'
+        WHEN NOT known THEN 'capacity must be given, not NULL: only the program knows that of this key'
         WHEN o.until <= clock_timestamp() THEN pg_catalog.format('id must be of an override in force, not %s: it ended at %s', id, o.until)
     END;
     IF wrong IS NOT NULL THEN
@@ -548,7 +573,8 @@ END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.add(bigint, double precision) IS $text$
-Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
+Adds to what the key of an override has the difference between its capacity and the largest that the key had within the time in which an empty
+limit fills up, once for each override, and returns it.
 
     SELECT ratelimit.override('signUps', 'acme', rate => 500, forever => true); -- returns 17. Once that is committed:
     SELECT ratelimit.add(17);
@@ -561,9 +587,9 @@ it was full by the larger capacity, and the difference comes on top, once. For a
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before; default NULL: that of the override in force before or, without one, as published. Another one than
-            that of the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless the override
-            before has it; and the override itself has to give a capacity
+  capacity  the largest capacity before; default NULL: that of the overrides in force before, and as published. A smaller one than that of
+            the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless an override
+            before has counted for so long, or has added tokens; and the override itself has to give a capacity
 
 Errors:
   55000  statement_timeout ends the call before it has waited for two seconds, or the key is paused (ratelimit.pause)

@@ -282,8 +282,8 @@ func canAdd(varies bool, inForce *overrideRow, capacity, before *float64) error 
 		known = inForce.Capacity
 	}
 	switch {
-	case known != nil && before != nil && *known != *before:
-		return wrong(fmt.Sprintf("The capacity until now is %s by override %d, and not %s. Leave the field empty.", number(*known), inForce.ID, number(*before)))
+	case known != nil && before != nil && *before < *known:
+		return wrong(fmt.Sprintf("The capacity until now is %s by override %d, and not %s.", number(*known), inForce.ID, number(*before)))
 	case varies && (capacity == nil || known == nil && before == nil):
 		return wrong("The numbers of this key are the program's. To add the difference, give the new capacity and, unless an override has it, the capacity until now.")
 	}
