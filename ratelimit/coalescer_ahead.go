@@ -129,7 +129,8 @@ func (f *forecast) idle(now localTime, ahead time.Duration) bool {
 
 // take grants tokens of the oldest lot that has enough. Without one, or in doubt, it returns nil.
 func (f *forecast) take(count float64, now localTime, ahead time.Duration) (l *lot, at algebra.Micros) {
-	for i := 0; i < len(f.lots) && f.sent >= f.voided; i++ { // else a result could not say what is left
+	known := f.sent >= f.voided && f.row != (algebra.Row{}) // else a result could not say what is left
+	for i := 0; i < len(f.lots) && known; i++ {
 		l := f.lots[i]
 		if at, usable := l.instant(now, ahead); usable && l.left >= count {
 			l.take(count)

@@ -209,7 +209,7 @@ func (p *modelProcess) local() localTime { return localTime{p.mono, p.wall} }
 
 // forecast is what the product knows, of which only the lots count here.
 func (p *modelProcess) forecast() *forecast {
-	f := &forecast{epoch: p.epoch}
+	f := &forecast{epoch: p.epoch, row: algebra.Row{TS: 1}}
 	for _, l := range p.lots {
 		f.lots = append(f.lots, &l)
 	}
