@@ -16,7 +16,7 @@ const (
 	PerSecond = 10
 )
 
-// Grants are the results of a run of hammer.
+// Grants are the results of a run of Hammer.
 type Grants struct {
 	mu        sync.Mutex
 	Results   []ratelimit.Result // of each grant
