@@ -33,40 +33,40 @@ func TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice(t *testing.T) {
 			{"observing", false, true, false, false, codes.OK},
 		} {
 			cut := harness.NewCut(o.T, pool)
-			o.limit.DB = cut.Pool
+			o.Limit.DB = cut.Pool
 			if row.coalesce {
 				coalescer := &ratelimit.Coalescer{Pool: cut.Pool}
 				o.Cleanup(func() { harness.CloseCoalescer(o, coalescer) })
-				o.limit.DB = coalescer
+				o.Limit.DB = coalescer
 			}
-			o.limit.FailOpen, o.limit.ObserveOnly, o.limit.Timeout = row.open, row.observe, 0
+			o.Limit.FailOpen, o.Limit.ObserveOnly, o.Limit.Timeout = row.open, row.observe, 0
 			client := serve()
 			o.wants(client, codes.OK)
-			o.observed()
+			o.Observed()
 
 			on := cut.Off(row.hang)
-			o.limit.Timeout = 200 * time.Millisecond
-			o.limit.FailOpen = true
+			o.Limit.Timeout = 200 * time.Millisecond
+			o.Limit.FailOpen = true
 			open := serve()
 			harness.Eventually(o.T, "a call passes: it is known that the database is down", func() bool { _, s := open.say(o.Context(), "hello"); return s.Code() == codes.OK })
-			o.observed()
+			o.Observed()
 			if row.hang { // a client that goes away first passes nothing
 				ctx, leave := context.WithTimeout(o.Context(), 50*time.Millisecond)
 				_, _ = open.say(ctx, "hello")
 				leave()
 				var d []rpclimit.Decision
-				harness.Eventually(o.T, "the decision is observed", func() bool { d = append(d, o.observed()...); return len(d) > 0 })
+				harness.Eventually(o.T, "the decision is observed", func() bool { d = append(d, o.Observed()...); return len(d) > 0 })
 				if d[0].Passed {
 					o.Errorf("%s: without its client, %+v", row.name, d)
 				}
 			}
-			o.limit.FailOpen = row.open
+			o.Limit.FailOpen = row.open
 			broken := serve()
 			s := o.wants(broken, row.code)
 			if row.code != codes.OK && (len(s.Details()) != 0 || s.Message() != "the rate limit cannot be checked at the moment") {
 				o.Errorf("%s: %v", row.name, s)
 			}
-			if d := o.observed(); len(d) != 1 || d[0].Code != codes.Unavailable || d[0].Err == nil || d[0].Passed != (row.code == codes.OK) || d[0].FailedOpen != row.open {
+			if d := o.Observed(); len(d) != 1 || d[0].Code != codes.Unavailable || d[0].Err == nil || d[0].Passed != (row.code == codes.OK) || d[0].FailedOpen != row.open {
 				o.Errorf("%s: observed %+v", row.name, d)
 			}
 			on()
@@ -79,11 +79,11 @@ func TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice(t *testing.T) {
 func TestRPCObserveOnlyLetsDeniedCallsPass(t *testing.T) {
 	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.ObserveOnly = true
+		o.Limit.ObserveOnly = true
 		client := serve()
 		o.wants(client, codes.OK)
 		o.wants(client, codes.OK)
-		if d := o.observed(); len(d) != 2 || d[1].Code != codes.ResourceExhausted || !d[1].Passed || !harness.Denied(d[1].Err) {
+		if d := o.Observed(); len(d) != 2 || d[1].Code != codes.ResourceExhausted || !d[1].Passed || !harness.Denied(d[1].Err) {
 			o.Errorf("observed %+v", d)
 		}
 	}, limit.Key("ann"))
@@ -94,10 +94,10 @@ func TestRPCObserveOnlyLetsDeniedCallsPass(t *testing.T) {
 func TestRPCAClientThatGoesIsNoFaultOfTheDatabase(t *testing.T) {
 	limit := ratelimit.TokenBucket("limit", 3, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.FailOpen = true
+		o.Limit.FailOpen = true
 		client := serve()
 		o.wants(client, codes.OK)
-		o.observed()
+		o.Observed()
 		tx := o.Hold(limit.Key("ann"))
 		for _, late := range []bool{false, true} {
 			ctx, leave := context.WithCancel(o.Context())
@@ -120,13 +120,13 @@ func TestRPCAClientThatGoesIsNoFaultOfTheDatabase(t *testing.T) {
 			}
 			leave()
 			var d []rpclimit.Decision
-			harness.Eventually(o.T, "the decision is observed", func() bool { d = append(d, o.observed()...); return len(d) > 0 })
+			harness.Eventually(o.T, "the decision is observed", func() bool { d = append(d, o.Observed()...); return len(d) > 0 })
 			if len(d) != 1 || d[0].Passed || d[0].Err == nil || d[0].Code != codes.Canceled && (!late || d[0].Code != codes.DeadlineExceeded) {
 				o.Errorf("late %v: observed %+v", late, d)
 			}
 		}
-		if o.called.Load() != 1 {
-			o.Errorf("the handler was called %d times", o.called.Load())
+		if o.Called.Load() != 1 {
+			o.Errorf("the handler was called %d times", o.Called.Load())
 		}
 		o.NothingWaitsFor(tx) // otherwise it may still be granted
 		o.World().Do(tx.Rollback(o.Context()))
@@ -138,11 +138,11 @@ func TestRPCAClientThatGoesIsNoFaultOfTheDatabase(t *testing.T) {
 func TestRPCWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.DB = harness.Reconfigured(o.T, o.Pool, func(c *pgxpool.Config) {
+		o.Limit.DB = harness.Reconfigured(o.T, o.Pool, func(c *pgxpool.Config) {
 			harness.StartWith(o.T, c.ConnConfig, map[string]string{"default_transaction_isolation": "serializable"})
 		})
 		var conflicts atomic.Int64
-		o.limit.Limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
+		o.Limit.Limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
 			if harness.SQLState(d.Err) == "40001" {
 				conflicts.Add(1)
 			}
@@ -160,7 +160,7 @@ func TestRPCWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 		if code := <-answered; code != codes.OK {
 			o.Errorf("%v", code)
 		}
-		if d := o.observed(); len(d) != 2 || d[1].Err != nil || conflicts.Load() == 0 {
+		if d := o.Observed(); len(d) != 2 || d[1].Err != nil || conflicts.Load() == 0 {
 			o.Errorf("observed %+v, %d conflicts", d, conflicts.Load())
 		}
 		o.World().Holds(limit.Key("ann"), 7)

@@ -34,7 +34,7 @@ func TestRPCAtMostNCallsAreInFlight(t *testing.T) {
 	renders, calls := ratelimit.Slots("renders", 1), ratelimit.TokenBucket("calls", 60, time.Minute)
 	rpcs(t, func(o *office, serve func() rpcClient) {
 		f := harness.NewInFlight()
-		o.handle = func(ctx context.Context, words string) error {
+		o.Handle = func(ctx context.Context, words string) error {
 			if words == "wait" {
 				f.Run(ctx)
 			}
@@ -80,7 +80,7 @@ func TestRPCAtMostNCallsAreInFlight(t *testing.T) {
 		_, _ = talk.tell("bye") // Connect's client notices then
 		harness.Eventually(o.T, "the slot of a client that left is free", func() bool { return o.World().Balance(renders.Key("ann")) == 1 })
 		o.World().Holds(calls.Key("ann"), 57)
-		for _, d := range o.observed() {
+		for _, d := range o.Observed() {
 			if d.Err != nil && d.Code != codes.ResourceExhausted {
 				o.Errorf("observed %+v", d)
 			}
@@ -129,7 +129,7 @@ func TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied(t *testing.T) {
 		if delay, violations := o.denial(s); delay != 20*time.Second || violations != "perUser 3" {
 			o.Errorf("%v, %s", delay, violations)
 		}
-		if _, err := o.limit.Limiter.Consume(o.Context(), o.Pool, perTeam.Key("secret team").Count(5)); err != nil {
+		if _, err := o.Limit.Limiter.Consume(o.Context(), o.Pool, perTeam.Key("secret team").Count(5)); err != nil {
 			o.Fatal(err)
 		}
 		_, s = client.say(o.Context(), "hello")
@@ -140,10 +140,10 @@ func TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied(t *testing.T) {
 			o.Errorf("%v", s)
 		}
 		o.Clock.Advance(171428572 * time.Microsecond)
-		if _, s := client.say(o.Context(), "hello"); s.Code() != codes.OK || o.called.Load() != 4 {
-			o.Errorf("retried at the given time: %v, called %d times", s, o.called.Load())
+		if _, s := client.say(o.Context(), "hello"); s.Code() != codes.OK || o.Called.Load() != 4 {
+			o.Errorf("retried at the given time: %v, called %d times", s, o.Called.Load())
 		}
-		if d := o.observed(); len(d) != 6 || d[0].Code != codes.OK || !d[0].Passed || d[4].Code != codes.ResourceExhausted || d[4].Passed || !harness.Denied(d[4].Err) {
+		if d := o.Observed(); len(d) != 6 || d[0].Code != codes.OK || !d[0].Passed || d[4].Code != codes.ResourceExhausted || d[4].Passed || !harness.Denied(d[4].Err) {
 			o.Errorf("observed %+v", d)
 		}
 	}, perUser.Key("secret user"), perTeam.Key("secret team"), perTeam.Key("secret team").Count(0.5), perSite.Global())
@@ -154,7 +154,7 @@ func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
 	perUser := ratelimit.TokenBucket("perUser", 3, time.Minute)
 	perSite := ratelimit.TokenBucket("perSite", 2, time.Minute)
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.Hidden = []ratelimit.Limit{perSite}
+		o.Limit.Hidden = []ratelimit.Limit{perSite}
 		client := serve()
 		for range 2 {
 			o.wants(client, codes.OK)
@@ -170,7 +170,7 @@ func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
 			o.Errorf("by the hidden limit: %v, %q", delay, violations)
 		}
 		silent(s)
-		if _, err := o.limit.Limiter.Consume(o.Context(), o.Pool, perUser.Key("ann")); err != nil {
+		if _, err := o.Limit.Limiter.Consume(o.Context(), o.Pool, perUser.Key("ann")); err != nil {
 			o.Fatal(err)
 		}
 		s = o.wants(client, codes.ResourceExhausted)
@@ -178,7 +178,7 @@ func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
 			o.Errorf("by both: %v, %q", delay, violations)
 		}
 		silent(s)
-		if err := o.limit.Limiter.Reset(o.Context(), o.Pool, perSite.Global()); err != nil {
+		if err := o.Limit.Limiter.Reset(o.Context(), o.Pool, perSite.Global()); err != nil {
 			o.Fatal(err)
 		}
 		s = o.wants(client, codes.ResourceExhausted)
@@ -186,11 +186,11 @@ func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
 			o.Errorf("by the other one: %v", s)
 		}
 		harness.MustExec(o.T, o.Pool, "SELECT ratelimit.block('perSite', every_key => true, forever => true)")
-		if err := o.limit.Limiter.Reset(o.Context(), o.Pool, perUser.Key("ann")); err != nil {
+		if err := o.Limit.Limiter.Reset(o.Context(), o.Pool, perUser.Key("ann")); err != nil {
 			o.Fatal(err)
 		}
-		follow.By(o.limit.Limiter, follow.Settings{DB: o.Pool})
-		if err := follow.Load(o.Context(), o.limit.Limiter); err != nil {
+		follow.By(o.Limit.Limiter, follow.Settings{DB: o.Pool})
+		if err := follow.Load(o.Context(), o.Limit.Limiter); err != nil {
 			o.Fatal(err)
 		}
 		silent(o.wants(client, codes.PermissionDenied))
@@ -200,7 +200,7 @@ func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
 func TestRPCACallThatAHiddenLimitCanNeverGrant(t *testing.T) {
 	perSite := ratelimit.TokenBucket("perSite", 2, time.Minute)
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.Hidden = []ratelimit.Limit{perSite}
+		o.Limit.Hidden = []ratelimit.Limit{perSite}
 		if s := o.wants(serve(), codes.ResourceExhausted); len(s.Details()) > 0 || strings.Contains(s.Message(), "perSite") || strings.Contains(s.Message(), "2") {
 			o.Errorf("more than it can hold: %v", s)
 		}
@@ -210,9 +210,9 @@ func TestRPCACallThatAHiddenLimitCanNeverGrant(t *testing.T) {
 // wants makes a call, and compares its code and the number of the handler's calls with those wanted.
 func (o *office) wants(client rpcClient, code codes.Code, header ...string) *status.Status {
 	o.Helper()
-	called := o.called.Load()
+	called := o.Called.Load()
 	_, s := client.say(o.Context(), "hello", header...)
-	if n := o.called.Load() - called; s.Code() != code || n != map[bool]int64{true: 1}[code == codes.OK] {
+	if n := o.Called.Load() - called; s.Code() != code || n != map[bool]int64{true: 1}[code == codes.OK] {
 		o.Fatalf("%v, want %v; the handler was called %d times", s, code, n)
 	}
 	return s
@@ -250,8 +250,8 @@ func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
 		"another status":         {nil, &httplimit.StatusError{Status: 503, Detail: "secret"}, codes.Internal, "", 0},
 	}
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.FailOpen = true // FailOpen is only for database errors
-		o.limit.Requests = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+		o.Limit.FailOpen = true // FailOpen is only for database errors
+		o.Limit.Requests = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
 			row := rows[call.Header.Get("Row")]
 			return row.requests, row.err
 		}
@@ -261,7 +261,7 @@ func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
 			if !strings.Contains(s.Message(), row.message) || strings.Contains(s.String(), "secret") || len(s.Details()) != row.details {
 				o.Errorf("%s: %v, %v", name, s, s.Details())
 			}
-			if d := o.observed(); len(d) != 1 || d[0].Code != row.code || d[0].Passed || d[0].Err == nil {
+			if d := o.Observed(); len(d) != 1 || d[0].Code != row.code || d[0].Passed || d[0].Err == nil {
 				o.Errorf("%s: observed %+v", name, d)
 			}
 		}
@@ -276,8 +276,8 @@ func TestRPCAMessageThatIsTooLargeIsRefusedByTheServer(t *testing.T) {
 		if _, s := client.say(o.Context(), strings.Repeat("x", 2*maxMessage)); s.Code() != codes.ResourceExhausted || len(s.Details()) > 0 {
 			o.Errorf("%v", s)
 		}
-		if d := o.observed(); d != nil || o.called.Load() != 0 {
-			o.Errorf("observed %+v, called %d times", d, o.called.Load())
+		if d := o.Observed(); d != nil || o.Called.Load() != 0 {
+			o.Errorf("observed %+v, called %d times", d, o.Called.Load())
 		}
 		o.wants(client, codes.OK)
 		// A stream is refused when it opens, before a message is read.
@@ -289,16 +289,16 @@ func TestRPCAMessageThatIsTooLargeIsRefusedByTheServer(t *testing.T) {
 
 func TestRPCCallsThatAreNotLimitedPass(t *testing.T) {
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.Requests = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
+		o.Limit.Requests = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
 			return nil, fmt.Errorf("a health check: %w", rpclimit.ErrNotLimited)
 		}
-		o.limit.Messages = o.limit.Requests
+		o.Limit.Messages = o.Limit.Requests
 		client := serve()
 		o.wants(client, codes.OK)
 		if got, s := client.chat(o.Context()).tell("hello"); s.Code() != codes.OK || got != "hello" {
 			o.Errorf("%q, %v", got, s)
 		}
-		if d := o.observed(); d != nil {
+		if d := o.Observed(); d != nil {
 			o.Errorf("observed %+v", d)
 		}
 	})
@@ -308,11 +308,11 @@ func TestRPCRequestsKnowTheMethodThePeerAndTheMetadata(t *testing.T) {
 	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
 		clients := httplimit.ClientIP{TrustedProxies: 1}
-		o.limit.Requests = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+		o.Limit.Requests = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
 			key, err := httplimit.APIKey(call.HTTP(), "Authorization")
 			return []ratelimit.Request{limit.Key("address", clients.Key(call.HTTP())), limit.Key("credential", key)}, err
 		}
-		o.limit.Messages = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
+		o.Limit.Messages = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
 			return []ratelimit.Request{limit.Key("messages")}, nil
 		}
 		client := serve()
@@ -363,10 +363,10 @@ func TestRPCAStreamIsLimitedWhenItOpens(t *testing.T) {
 			}
 		}
 		_, s := client.chat(o.Context()).tell("hello")
-		if delay, violations := o.denial(s); delay != 30*time.Minute || violations != "streams 2" || o.called.Load() != 6 {
-			o.Errorf("%v, %s, the handler got %d messages", delay, violations, o.called.Load())
+		if delay, violations := o.denial(s); delay != 30*time.Minute || violations != "streams 2" || o.Called.Load() != 6 {
+			o.Errorf("%v, %s, the handler got %d messages", delay, violations, o.Called.Load())
 		}
-		if d := o.observed(); len(d) != 3 {
+		if d := o.Observed(); len(d) != 3 {
 			o.Errorf("observed %+v", d)
 		}
 	}, limit.Key("ann"))
@@ -375,7 +375,7 @@ func TestRPCAStreamIsLimitedWhenItOpens(t *testing.T) {
 func TestRPCEachMessageOfAStreamIsLimited(t *testing.T) {
 	streams, words := ratelimit.TokenBucket("streams", 2, time.Hour), ratelimit.TokenBucket("words", 5, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
-		o.limit.Messages = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
+		o.Limit.Messages = func(_ context.Context, call rpclimit.Call) ([]ratelimit.Request, error) {
 			n := len(strings.Fields(call.Message.(*wrapperspb.StringValue).Value))
 			return []ratelimit.Request{words.Key("ann").Count(float64(n))}, nil
 		}
@@ -387,8 +387,8 @@ func TestRPCEachMessageOfAStreamIsLimited(t *testing.T) {
 			}
 		}
 		_, s := conversation.tell("three are too many")
-		if delay, violations := o.denial(s); delay != 24*time.Minute || violations != "words 5" || o.called.Load() != 2 {
-			o.Errorf("%v, %s, the handler got %d messages", delay, violations, o.called.Load())
+		if delay, violations := o.denial(s); delay != 24*time.Minute || violations != "words 5" || o.Called.Load() != 2 {
+			o.Errorf("%v, %s, the handler got %d messages", delay, violations, o.Called.Load())
 		}
 		o.World().Holds(words.Key("ann"), 2)
 		o.World().Holds(streams.Key("ann"), 1)
@@ -439,10 +439,10 @@ func TestAReservationIsNoPermission(t *testing.T) {
 				_, status := client.say(o.Context(), "hello")
 				return status.Code() == codes.OK
 			})
-			if n := o.called.Load(); n != 1 {
+			if n := o.Called.Load(); n != 1 {
 				o.Errorf("the handler was called %d times", n)
 			}
-			owesNothing(o.T, o.limit.Limiter, o.Pool)
+			owesNothing(o.T, o.Limit.Limiter, o.Pool)
 		}, hourly)
 	})
 	t.Run("batch", func(t *testing.T) {

@@ -31,9 +31,9 @@ const maxMessage = 64 << 10
 // office is a service behind the interceptor, on a real Postgres and a real port. Its clock stands at noon.
 type office struct {
 	*harness.Site                      // the database, and helpers to read it
-	limit         rpclimit.Interceptor // used instead of the site's middleware
-	called        atomic.Int64         // calls of a handler, and messages to one
-	handle        func(ctx context.Context, words string) error
+	Limit         rpclimit.Interceptor // used instead of the site's middleware
+	Called        atomic.Int64         // calls of a handler, and messages to one
+	Handle        func(ctx context.Context, words string) error
 
 	mu        sync.Mutex
 	calls     []rpclimit.Call
@@ -68,7 +68,7 @@ func rpcs(t *testing.T, behaviour func(o *office, serve func() rpcClient), reque
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o := &office{Site: harness.NewSite(t, nil)}
-			o.limit = rpclimit.Interceptor{
+			o.Limit = rpclimit.Interceptor{
 				Limiter: o.Site.Limit.Limiter, DB: o.Pool,
 				Requests: func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) { return requests, nil },
 				Observer: func(_ context.Context, call rpclimit.Call, d rpclimit.Decision) {
@@ -82,8 +82,8 @@ func rpcs(t *testing.T, behaviour func(o *office, serve func() rpcClient), reque
 	}
 }
 
-// observed returns the decisions since it was last called.
-func (o *office) observed() []rpclimit.Decision {
+// Observed returns the decisions since it was last called.
+func (o *office) Observed() []rpclimit.Decision {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	decisions := o.decisions
@@ -93,9 +93,9 @@ func (o *office) observed() []rpclimit.Decision {
 
 // said handles the words of a message.
 func (o *office) said(ctx context.Context, words string) error {
-	o.called.Add(1)
-	if o.handle != nil {
-		return o.handle(ctx, words)
+	o.Called.Add(1)
+	if o.Handle != nil {
+		return o.Handle(ctx, words)
 	}
 	return nil
 }
@@ -104,7 +104,7 @@ func (o *office) said(ctx context.Context, words string) error {
 type grpcClient struct{ conn *grpc.ClientConn }
 
 func serveGRPC(o *office) rpcClient {
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(maxMessage), grpc.ChainUnaryInterceptor(o.limit.UnaryServer()), grpc.ChainStreamInterceptor(o.limit.StreamServer()))
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(maxMessage), grpc.ChainUnaryInterceptor(o.Limit.UnaryServer()), grpc.ChainStreamInterceptor(o.Limit.StreamServer()))
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "txlimit.test.Echo", HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
@@ -194,7 +194,7 @@ type connectClient struct {
 }
 
 func serveConnect(o *office, protocol ...connectrpc.ClientOption) rpcClient {
-	limited := connectrpc.WithHandlerOptions(connectrpc.WithInterceptors(o.limit), connectrpc.WithReadMaxBytes(maxMessage))
+	limited := connectrpc.WithHandlerOptions(connectrpc.WithInterceptors(o.Limit), connectrpc.WithReadMaxBytes(maxMessage))
 	mux := http.NewServeMux()
 	mux.Handle(harness.MethodSay, connectrpc.NewUnaryHandler(harness.MethodSay, func(ctx context.Context, request *connectrpc.Request[wrapperspb.StringValue]) (*connectrpc.Response[wrapperspb.StringValue], error) {
 		return connectrpc.NewResponse(request.Msg), o.said(ctx, request.Msg.Value)
@@ -207,7 +207,7 @@ func serveConnect(o *office, protocol ...connectrpc.ClientOption) rpcClient {
 	server.StartTLS()
 	o.Cleanup(func() { server.CloseClientConnections(); server.Close() }) // conversations may not have ended
 	// The interceptor must not limit calls that a client makes.
-	options := append(protocol, connectrpc.WithInterceptors(o.limit))
+	options := append(protocol, connectrpc.WithInterceptors(o.Limit))
 	return connectClient{
 		connectrpc.NewClient[wrapperspb.StringValue, wrapperspb.StringValue](server.Client(), server.URL+harness.MethodSay, options...),
 		connectrpc.NewClient[wrapperspb.StringValue, wrapperspb.StringValue](server.Client(), server.URL+harness.MethodChat, options...),
