@@ -25,7 +25,7 @@ examples: ## build and run every example on a real Postgres, and compare what ea
 # No machine is too slow for the timeout. make check vets.
 TEST = go test -vet=off -count=1 -parallel 4 -timeout 5h
 # The areas of the integration tests, the longest first, and all other packages.
-AREAS_BY_TIME = $(addprefix ./integration_test/,ops verbs world holds tx sql coalescer model http console attack rpc)
+AREAS_BY_TIME = $(addprefix ./integration_test/,ops verbs holds sql tx model world coalescer attack console http rpc)
 OTHERS = $$(go list work | grep -vxF "$$(go list $(AREAS_BY_TIME))")
 
 # What takes minutes by nature, outside the integration tests.
