@@ -4713,9 +4713,9 @@ DECLARE
     i  integer;
 BEGIN
     BEGIN
-        FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP -- a row that is there is locked
             INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)
+            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, statement_timestamp(), 0, 1, at)
             ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = excluded.taken_at, until = at
              WHERE (h.token = own_token) IS NOT TRUE AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
             IF FOUND THEN
@@ -4790,7 +4790,7 @@ BEGIN
             -- An expired hold that is still to come back, or may still be charged, goes on under an id that no caller can have.
             UPDATE ratelimit.holds AS h SET id = '~' || h.token::text
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
-               AND CASE h.state WHEN 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
+               AND h.token IS NOT NULL AND CASE h.state WHEN 'held' THEN h.unit <> 'none' WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
             IF FOUND THEN
                 INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
@@ -5435,10 +5435,12 @@ BEGIN
     END IF;
     n := pg_catalog.cardinality(names);
     LOOP
-        SELECT h.unit, h.token, h.state, h.until INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+        SELECT h.unit, h.token, h.state, h.until INTO rec FROM ratelimit.holds AS h -- under ~ and its token, once the id is another's: ratelimit._claim
+         WHERE h.name = name AND h.key = key AND h.id IN (r.id, '~' || r.token::text) ORDER BY h.id = r.id LIMIT 1;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
         EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released' AND rec.until > coalesce(now, clock_timestamp()))
-            OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
+            OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') -- an operator has seen it
+            OR NOT ratelimit._may('INSERT'); -- nor may an operator leave a mark
         EXIT WHEN ratelimit._bar(r.id, own, ARRAY[name], ARRAY[key], now);
     END LOOP;
 
@@ -5641,7 +5643,7 @@ BEGIN
             n := n + 1;
         END LOOP;
     END IF;
-    IF v - n::double precision < q.floor THEN
+    IF n > 0 AND v - n::double precision < q.floor THEN
         IF n::double precision > -q.floor AND q.until IS NULL THEN
             PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
         END IF;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "e49398fbf97fca5e8a74d1561c9655de11fd258cd923d23b6f10dfa6042a82c9"
+const Hash = "1daffdb6b21b2fe98a6079387b10cf2b2eb1688b9c0a293c77f878b89ca1fa7d"

@@ -54,6 +54,9 @@ func TestHoldMany(t *testing.T) {
 	many(0, "a b")
 	many(1, "a d")
 	value(-4)
+	harness.MustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 3, forever => true)")
+	many(0, "a b") // although there are fewer by now
+	harness.MustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 5, forever => true)")
 	if d := denied("rate limit exceeded: projects", "e f"); !strings.Contains(d, `"remaining" : 1`) || !strings.Contains(d, `"retry_at" : null`) {
 		t.Error(d)
 	}

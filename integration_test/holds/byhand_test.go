@@ -175,6 +175,9 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 	h.has(team, 1)
 	h.release("p1", team)
 	h.has(team, 2)
+	if got := harness.Lines(t, pool, "SELECT ratelimit.release('projects', 'acme', 'p1'), (ratelimit.hold('projects', 'acme', 'p1', forever => true)).token"); got != "(f,p1)" {
+		t.Errorf("a release of nothing and a hold in one statement: %s", got)
+	}
 	if got := harness.Scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides WHERE effect = 'release'"); got != 0 {
 		t.Errorf("%d releases were written down, and nobody said who", got)
 	}
@@ -441,6 +444,15 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	if got := harness.ReadBalance(t, h.limits, pool, acme); got < 60 || got > 60.1 {
 		t.Errorf("%v of 100 remain, of which 10 and 30 were used", got)
 	}
+
+	// Once the id is taken again for one of its limits, its token ends what is left.
+	late := h.holds("late", time.Hour, rendersByHand.Key("bob"), budgetByHand.Key("bob").Count(40))
+	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity' WHERE key = 'bob'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE name = 'budget' AND key = 'bob'")
+	h.holds("late", time.Hour, budgetByHand.Key("bob").Count(40))
+	if !harness.Scan[bool](t, pool, "SELECT ratelimit.release('budget', 'bob', $1)", late.Token) {
+		t.Error("nothing was released")
+	}
+	h.has(rendersByHand.Key("bob"), 2)
 }
 
 // TestHoldsByHandRace: many sessions hold and release the same ids. A release that says true is of one hold.
@@ -511,6 +523,9 @@ func TestDocsHoldBySQL(t *testing.T) {
 	harness.MustExec(t, operator, "SELECT ratelimit.block('budget', 'acme', forever => true)")
 	harness.MustExec(t, operator, harness.DocSQL(t, "docs/holds.md", "its worker hangs"))
 	h.has(rendersByHand.Key("acme"), 2)
+	for _, id := range []string{"never", "~0123456789abcdef0123456789abcdef5:job 3[[\"renders\",\"acme\",1]]"} { // for which an operator may leave no mark
+		harness.MustExec(t, operator, "SELECT ratelimit.release('renders', 'acme', '"+id+"')")
+	}
 	if got := harness.Lines(t, owner, "SELECT key, reason, made_by FROM ratelimit.overrides WHERE effect = 'release'"); got != "(acme,\"acme/job 17: its worker hangs\",ann)" {
 		t.Error(got)
 	}

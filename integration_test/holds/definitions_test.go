@@ -196,6 +196,11 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		h.hold("next job", time.Minute, cat.Count(50))
 		h.release(held.Token, cat)
 		h.has(cat, 50)
+		dan := budget.Key("dan") // without an end, too
+		h.hold("thing", ratelimit.Forever, dan.Count(80))
+		harness.Succeeds(t, h.limits.Reset(t.Context(), db, dan))
+		h.hold("thing", ratelimit.Forever, dan.Count(50))
+		h.has(dan, 50)
 		if err := h.limits.Reset(t.Context(), db, renders.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Reset of slots: %v", err)
 		}

@@ -408,6 +408,25 @@ func TestHoldsNeverDeadlock(t *testing.T) {
 	t.Logf("%d calls", done.Load())
 }
 
+// TestAnEndOfNothingLocksInOrder: whoever ends a token that is not there meets the rows of the id in the order of names, whether they are limited or not.
+func TestAnEndOfNothingLocksInOrder(t *testing.T) {
+	t.Parallel()
+	pool := harness.NewPool(t, 3)
+	var limits ratelimit.Limiter
+	held, err := limits.Hold(t.Context(), pool, "job", time.Hour, harness.Slow("limited", 100).Key("k"), ratelimit.Unlimited("a").Key("k"))
+	harness.Succeeds(t, err)
+	tx := beginAt(t, pool, pgx.ReadCommitted)
+	harness.MustExecIn(t, tx, "SELECT FROM ratelimit.holds WHERE name = 'a' FOR UPDATE")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- harness.Second(limits.Release(t.Context(), pool, "~"+strings.Repeat("0", 32)+held.Token[33:]))
+	}()
+	harness.WaitingFor(t, pool, tx)
+	harness.MustExecIn(t, tx, "SELECT FROM ratelimit.holds WHERE name = 'limited' FOR UPDATE")
+	harness.Succeeds(t, tx.Rollback(t.Context()))
+	harness.Succeeds(t, <-ended)
+}
+
 // TestHoldsReclaimPassesOverALockedHold: an expired hold that is being extended or settled is not waited for.
 func TestHoldsReclaimPassesOverALockedHold(t *testing.T) {
 	pool := harness.NewPool(t, 3)

@@ -591,9 +591,9 @@ func (w *everything) whole(b ratelimit.Balance, id worldKey, step int, at, reset
 }
 
 // adds reports whether what is taken and given back adds up beside expired holds: what comes back of these is less while a reservation
-// waits, and fits below the capacity.
+// waits, and fits below the capacity. Another shard than theirs does not wait for them.
 func (w *everything) adds(b ratelimit.Balance, id worldKey) bool {
-	return len(w.expired(id)) == 0 || !w.promised[id].After(w.clock.At) && b.Remaining < b.Capacity-w.slack(b)
+	return len(w.expired(id)) == 0 || b.Limit.Config().Shards == 1 && !w.promised[id].After(w.clock.At) && b.Remaining < b.Capacity-w.slack(b)
 }
 
 // liesAhead reports whether a row of a key is later than now: the key is paused, however shortly, or the clock has stepped back.
@@ -863,6 +863,7 @@ func (w *everything) move(p *worldProgram, s worldStep) {
 	w.meets(from, "do-move")
 	w.meets(to, "do-move")
 	w.oddly(to) // it only has less, but receipts of before count for more
+	w.promised[to] = harness.MaxTime(w.promised[to], w.promised[from])
 	if len(w.expired(from, to)) > 0 {
 		return
 	}

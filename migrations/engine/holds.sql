@@ -209,9 +209,9 @@ DECLARE
     i  integer;
 BEGIN
     BEGIN
-        FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP -- a row that is there is locked
             INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)
+            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, statement_timestamp(), 0, 1, at)
             ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = excluded.taken_at, until = at
              WHERE (h.token = own_token) IS NOT TRUE AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
             IF FOUND THEN
@@ -285,7 +285,7 @@ BEGIN
             -- An expired hold that is still to come back, or may still be charged, goes on under an id that no caller can have.
             UPDATE ratelimit.holds AS h SET id = '~' || h.token::text
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
-               AND CASE h.state WHEN 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
+               AND h.token IS NOT NULL AND CASE h.state WHEN 'held' THEN h.unit <> 'none' WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
             IF FOUND THEN
                 INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);

@@ -224,10 +224,12 @@ BEGIN
     END IF;
     n := pg_catalog.cardinality(names);
     LOOP
-        SELECT h.unit, h.token, h.state, h.until INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+        SELECT h.unit, h.token, h.state, h.until INTO rec FROM ratelimit.holds AS h -- under ~ and its token, once the id is another's: ratelimit._claim
+         WHERE h.name = name AND h.key = key AND h.id IN (r.id, '~' || r.token::text) ORDER BY h.id = r.id LIMIT 1;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
         EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released' AND rec.until > coalesce(now, clock_timestamp()))
-            OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
+            OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') -- an operator has seen it
+            OR NOT ratelimit._may('INSERT'); -- nor may an operator leave a mark
         EXIT WHEN ratelimit._bar(r.id, own, ARRAY[name], ARRAY[key], now);
     END LOOP;
 
@@ -426,7 +428,7 @@ BEGIN
             n := n + 1;
         END LOOP;
     END IF;
-    IF v - n::double precision < q.floor THEN
+    IF n > 0 AND v - n::double precision < q.floor THEN
         IF n::double precision > -q.floor AND q.until IS NULL THEN
             PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
         END IF;
