@@ -43,13 +43,13 @@ type memory struct {
 	lost       error // why Close could not give something back; read after it
 	returning  atomic.Pointer[returning]
 	clock      func() time.Time // of a test: see package aheadclock
+	latest     func() time.Time // of a test: what clock has shown, which it may be behind
 }
 
 // now is the time of this process.
 func (m *memory) now() localTime {
 	if m.clock != nil {
-		at := time.Duration(m.clock().UnixNano())
-		return localTime{at, at}
+		return localTime{time.Duration(m.latest().UnixNano()), time.Duration(m.clock().UnixNano())}
 	}
 	return localNow()
 }
@@ -64,7 +64,10 @@ func (m *memory) present() (now pgtype.Timestamptz) {
 
 // Tests say by package aheadclock what time it is.
 func init() {
-	aheadclock.Set = func(coalescer any, now func() time.Time) { coalescer.(*Coalescer).memory.clock = now }
+	aheadclock.Set = func(coalescer any, now, latest func() time.Time) {
+		m := &coalescer.(*Coalescer).memory
+		m.clock, m.latest = now, latest
+	}
 	aheadclock.Sweep = func(coalescer any) { coalescer.(*Coalescer).sweep(false) }
 	aheadclock.Refill = func(coalescer any) { c := coalescer.(*Coalescer); c.refill(c.Ahead / 4) }
 }

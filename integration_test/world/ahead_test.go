@@ -73,7 +73,7 @@ type worldDenial struct {
 func (w *everything) newMemory() *worldMemory {
 	m := &worldMemory{unsure: map[worldKey]bool{}}
 	m.Coalescer = &ratelimit.Coalescer{Pool: w.pool, Ahead: worldAhead, OnBatch: func(int) { m.statements++ }}
-	aheadclock.Set(m.Coalescer, w.clock.Now)
+	aheadclock.Set(m.Coalescer, w.clock.Now, func() time.Time { return w.latest })
 	return m
 }
 
