@@ -5043,7 +5043,7 @@ BEGIN
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
             OR NOT release AND (rec.id <> own OR rec.state = 'lapsed' AND rec.unit = 'slots') THEN 'lost' ELSE rec.state END;
-        IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN
+        IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held' AND rec.until > at) THEN
             lost := pg_catalog.array_append(lost, i);
         END IF;
     END LOOP;
@@ -5446,7 +5446,7 @@ BEGIN
 
     -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
     -- it is: its worker may settle it late.
-    IF own IS NULL AND rec.token IS NOT NULL AND rec.state = 'held' THEN
+    IF own IS NULL AND rec.token IS NOT NULL AND rec.state = 'held' AND rec.until > coalesce(now, clock_timestamp()) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: this hold has an end: pass its token instead of its id', name),
             HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
     END IF;
@@ -5709,9 +5709,9 @@ BEGIN
     END IF;
     at := clock_timestamp();
     FOREACH one IN ARRAY ids LOOP
-        SELECT h.state, h.unit, h.token, h.count INTO rec FROM ratelimit.holds AS h
+        SELECT h.state, h.unit, h.token, h.count, h.until INTO rec FROM ratelimit.holds AS h
          WHERE h.name = name AND h.key = own AND h.id = one FOR UPDATE;
-        CONTINUE WHEN rec.state IS DISTINCT FROM 'held';
+        CONTINUE WHEN rec.state IS DISTINCT FROM 'held' OR rec.until <= at;
         IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: one of these is not a hold of slots without an end', name),
                 HINT = 'Call ratelimit.release for it.';

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1daffdb6b21b2fe98a6079387b10cf2b2eb1688b9c0a293c77f878b89ca1fa7d"
+const Hash = "ac37cc3cc9e329ff796788d2f4a5016afafbdcabf3efb3c0984971bc4ac7ad8f"

@@ -280,6 +280,15 @@ func TestAnOperatorReleasesAHold(t *testing.T) {
 		t.Error(err)
 	}
 	h.has(acme, 1)
+	h.holds("job 0", time.Hour, acme) // one that has ended is none, whether a sweep has come or not
+	harness.MustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job 0'")
+	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET lapses = now() - interval '1 second' WHERE name = 'renders'")
+	if got := harness.Lines(t, pool, "SELECT ratelimit.release('renders', 'acme', 'job 0'), ratelimit.release_many('renders', 'acme', '{job 0}')"); got != "(f,0)" {
+		t.Error(got)
+	}
+	if released, err := h.limits.Release(t.Context(), pool, "job 0", acme); released || err != nil {
+		t.Errorf("%t, %v", released, err)
+	}
 	for _, want := range []bool{true, false} {
 		if got := harness.Scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', 'job 1', reason => 'its worker hangs', who => 'ann')"); got != want {
 			t.Errorf("released: %t, want %t", got, want)

@@ -192,7 +192,7 @@ var holdMutations = []mutation{
 		tests: "TestAnEndWaitsForACommit",
 	}, {
 		name: "end-no-mark", file: holds, what: "an end leaves a hold that comes later to nobody",
-		old: "            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)\n", new: "            SELECT names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at WHERE false\n",
+		old: "            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, statement_timestamp(), 0, 1, at)\n", new: "            SELECT names[i], keys[i], own, 'released', 'none', own_token, 0, statement_timestamp(), 0, 1, at WHERE false\n",
 		tests: "TestAnEndWaitsForItsHold|TestHoldsSnapshotBeforeTheHold",
 	}, {
 		name: "end-mark-bars", file: holds, what: "a mark bars other tokens, so the id is not free",

@@ -534,7 +534,7 @@ BEGIN
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
             OR NOT release AND (rec.id <> own OR rec.state = 'lapsed' AND rec.unit = 'slots') THEN 'lost' ELSE rec.state END;
-        IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN
+        IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held' AND rec.until > at) THEN
             lost := pg_catalog.array_append(lost, i);
         END IF;
     END LOOP;
