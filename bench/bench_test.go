@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -172,23 +173,25 @@ func TestCountGrantsSeesAnOverGrant(t *testing.T) {
 
 // TestCompare compares calls that take 5 ms and 10 ms, beside calls that take 20 ms.
 func TestCompare(t *testing.T) {
-	sleep := func(name string, d time.Duration) *side {
-		return &side{name: name, goroutines: 4, call: func(context.Context, int) error { time.Sleep(d); return nil }}
-	}
-	var out bytes.Buffer
-	c, err := compare(t.Context(), &out, 2, 150*time.Millisecond, sleep("one", 5*time.Millisecond), sleep("two", 10*time.Millisecond), sleep("three", 20*time.Millisecond))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r := c.ratio(0, 1); r < 1.4 || r > 2.6 {
-		t.Errorf("the ratio is %v, want about 2:\n%s", r, &out)
-	}
-	if p := c.totals[1].latencies.quantile(0.5); p < 10*time.Millisecond || p > 20*time.Millisecond {
-		t.Errorf("the median latency is %v, want about 10 ms", p)
-	}
-	if r := c.ratio(2, 1); r < 0.35 || r > 0.7 {
-		t.Errorf("20 ms a call to 10 ms is %v, want about 0.5:\n%s", r, &out)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		sleep := func(name string, d time.Duration) *side {
+			return &side{name: name, goroutines: 4, call: func(context.Context, int) error { time.Sleep(d); return nil }}
+		}
+		var out bytes.Buffer
+		c, err := compare(t.Context(), &out, 2, 150*time.Millisecond, sleep("one", 5*time.Millisecond), sleep("two", 10*time.Millisecond), sleep("three", 20*time.Millisecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := c.ratio(0, 1); r < 1.4 || r > 2.6 {
+			t.Errorf("the ratio is %v, want about 2:\n%s", r, &out)
+		}
+		if p := c.totals[1].latencies.quantile(0.5); p < 10*time.Millisecond || p > 20*time.Millisecond {
+			t.Errorf("the median latency is %v, want about 10 ms", p)
+		}
+		if r := c.ratio(2, 1); r < 0.35 || r > 0.7 {
+			t.Errorf("20 ms a call to 10 ms is %v, want about 0.5:\n%s", r, &out)
+		}
+	})
 }
 
 // TestCompareEndsWithAnError checks that an error of one side ends both.

@@ -169,7 +169,7 @@ func (a *app) migrateUp(ctx context.Context, _ []string) error {
 			defer close(told)
 			select {
 			case <-time.After(10 * time.Second):
-				fmt.Fprintf(a.stderr, "Not done after 10 s. Two migrations wait for each other. Who has their lock: SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = %d AND granted\n", lock.DefaultLockID)
+				fmt.Fprintf(a.stderr, "Not done after 10 s. If it waits for another migration, this says who has their lock: SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = %d AND granted\n", lock.DefaultLockID)
 			case <-done:
 			}
 		}()

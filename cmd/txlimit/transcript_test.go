@@ -127,6 +127,7 @@ var accidents = []struct {
 }{
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z`), "<time>"},
 	{regexp.MustCompile(`\(database \S+, on host \S+, role \S+\)`), "(database <database>, on host <host>, role <role>)"},
+	{regexp.MustCompile(`Not done after 10 s\. .*\n`), ""},
 	{regexp.MustCompile(`\(in [0-9hmsd.µ]+\)`), "(in <span>)"},
 	{regexp.MustCompile(`\(as [^()]+\)`), "(as <role>)"},
 	{regexp.MustCompile(`"(made|removed)As": "[^"]*"`), `"${1}As": "<role>"`},

@@ -302,8 +302,8 @@ func check(ctx context.Context, pool *pgxpool.Pool) error {
 	const refill = (documents*parts*tokens - atOnce) * minute / perMinute
 	begin := due[len(due)-1].At.Add(-refill)
 	label := func(quarter int) string { return fmt.Sprintf("%d:%02d", quarter/4, quarter%4*15) }
-	fmt.Printf("\nTokens of the calls that may run from then on (minutes):\n%s", timeline.Chart(due, begin, minute/4, label))
-	fmt.Fprintf(os.Stderr, "When they ran:\n%s", timeline.Chart(started, begin, minute/4, label))
+	fmt.Fprintf(os.Stderr, "Tokens of the calls that may run from then on (minutes):\n%sWhen they ran:\n%s",
+		timeline.Chart(due, begin, minute/4, label), timeline.Chart(started, begin, minute/4, label))
 
 	var completed, early int
 	var late time.Duration

@@ -109,7 +109,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.Get(http.StatusOK, "key?name=unpublished&key=x", "Not known")
 	p.Get(http.StatusNotFound, "limit?name=nowhere", "There is no such limit")
 	usage := p.Get(http.StatusOK, "usage.json?name=sendMessage")
-	if !strings.Contains(usage, ",1200]") || !strings.Contains(usage, ",34]") {
+	if !strings.Contains(usage, ",1200") || !strings.Contains(usage, ",34") { // the last minute, or the one before
 		t.Errorf("the chart has %s", usage)
 	}
 

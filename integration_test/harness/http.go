@@ -55,7 +55,7 @@ func NewSiteOn(t *testing.T, pool *pgxpool.Pool, requests func(r *http.Request) 
 	limiter, clock := NewLimiter()
 	s := &Site{T: t, Pool: pool, Clock: clock}
 	s.Limit = httplimit.Middleware{
-		Limiter: limiter, DB: s.Pool, Requests: requests,
+		Limiter: limiter, DB: s.Pool, Requests: requests, Timeout: 5 * time.Minute, // no machine is too slow
 		Observer: func(_ *http.Request, d httplimit.Decision) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
