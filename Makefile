@@ -24,20 +24,21 @@ examples: ## build and run every example on a real Postgres, and compare what ea
 
 # No machine is too slow for the timeout. make check vets.
 TEST = go test -vet=off -count=1 -parallel 4 -timeout 5h
-# All but the integration tests.
-OTHERS = $$(go list work | grep -v '/integration_test$$')
+# The areas of the integration tests, the longest first, and all other packages.
+AREAS_BY_TIME = $(addprefix ./integration_test/,ops verbs holds sql tx model world coalescer attack console http rpc)
+OTHERS = $$(go list work | grep -vxF "$$(go list $(AREAS_BY_TIME))")
 
 # What takes minutes by nature, outside the integration tests.
 LONG = ^Test(EveryFigureRuns|ExactContendersGrantWithinTheBound|Growth|Soak|APlainServerConforms|TheStatementsForADistributedTableConform|AnApplicationsRoleSuffices|OneBadRowBlindsNoCommand|APoolOfOneConnection|BackendsAreTerminated|ConnectionsAreCut|TimeoutsOfTheServer|TheDiskIsFull|Failover|TheServerIsKilled|WhatHoldsBackCleanup|WhatAnOldSnapshotCosts)$$|^TestEveryExampleTellsItsStory$$/^(concurrency|llm-budget|river-dispatch)$$
 
 # Two packages at a time, since tests wait almost as much as they compute. The longest is the first.
 test: ## run the tests of every module, each rule once (ARGS=-v)
-	$(TEST) -p 2 -short -skip '$(LONG)' $(ARGS) ./integration_test $(OTHERS)
+	$(TEST) -p 2 -short -skip '$(LONG)' $(ARGS) $(AREAS_BY_TIME) $(OTHERS)
 
 long: long-sized long-others ## run what make test leaves out, and at its usual size what it plays small (EXCEPT="tx http": but not these areas)
 
 long-sized:
-	run=$$(integration_test/scripts/tests.sh -sized) && $(TEST) $(ARGS) -run "$$run" $(if $(EXCEPT),-skip "$$(integration_test/scripts/tests.sh $(EXCEPT))") ./integration_test
+	tests=$$(integration_test/scripts/tests.sh -sized) && $(TEST) -p 2 $(ARGS) $(if $(EXCEPT),-skip "$$(integration_test/scripts/tests.sh $(EXCEPT) | cut -d ' ' -f 1)") -run $$tests
 
 long-others:
 	$(TEST) $(ARGS) -p 1 -run '$(LONG)' ./bench ./cmd/txlimit ./examples ./integration_test/faults ./integration_test/soak ./integration_test/conformance
@@ -46,7 +47,7 @@ slowest: ## print which tests of make test took longest, in seconds (TARGET=long
 	@$(MAKE) --no-print-directory $(or $(TARGET),test) ARGS=-v | sed -nE 's/^(FAIL.*)/\1/p; s/^--- ([A-Z]*: [^ ]*) \((.*)s\)$$/\2 \1/p' | sort -rn | head -n 40
 
 race: ## run the tests of every module with the race detector, and the random ones at twice the size (AREAS="tx coalescer" ARGS=-short: less)
-	run=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -race $(ARGS) -run "$$run" ./integration_test $(if $(AREAS),,-whole)
+	tests=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -p 2 -race $(ARGS) -run $$tests $(if $(AREAS),,-whole)
 	$(TEST) -race $(ARGS) -p 1 $(if $(AREAS),./internal/... ./internal/postgres/... ./ratelimit ./ratelimit/console ./ratelimit/httplimit ./ratelimit/ratelimittest ./ratelimit/usage ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
@@ -57,7 +58,7 @@ console: ## use the console in Chromium, and leave pictures of its pages, which 
 	cd integration_test/browser && TXLIMIT_BROWSER=1 TXLIMIT_PICTURES=$(abspath $(PICTURES)) go test -count=1 -v -timeout 5h .
 	$(if $(DOCS),for name in limits limit key-override limit-day-dark; do cp $(PICTURES)/$$name.png docs/img/console-$$name.png; done)
 
-container: ## run the integration tests on a Postgres in a Docker container (AREAS="verbs": those of some files)
+container: ## run the integration tests on a Postgres in a Docker container (AREAS="verbs_wait tx": those of some folders or files)
 	integration_test/scripts/container.sh
 
 matrix: ## run the integration tests on PostgreSQL 14 to 18 (MATRIX="14 18" AREAS="sql ops")
@@ -67,7 +68,7 @@ conformance: ## say what works on a migrated server (URL=postgres://...), or on 
 	@integration_test/scripts/conformance.sh
 
 partitioned: ## run the integration tests on a table that is partitioned by key (AREAS="verbs sql")
-	cd integration_test && run=$$(scripts/tests.sh $(AREAS)) && TXLIMIT_TEST_TABLE=partitioned $(TEST) -run "$$run" .
+	tests=$$(integration_test/scripts/tests.sh $(AREAS)) && TXLIMIT_TEST_TABLE=partitioned $(TEST) -p 2 -run $$tests
 
 pgbouncer: ## run the integration tests through PgBouncer, with prepared statements and without
 	integration_test/scripts/pgbouncer.sh
@@ -81,7 +82,7 @@ soak: ## mixed traffic from four processes, with faults, checked afterwards agai
 
 world: TIME = 1h
 world: ## play random worlds in which everything happens, and try every number that is shown (TIME=1h SEED=4711)
-	cd integration_test && go test -count=1 -v -timeout 24h -run '^TestWorld$$' . -worldtime $(TIME) $(if $(SEED),-seed $(SEED))
+	cd integration_test && go test -count=1 -v -timeout 24h -run '^TestWorld$$' ./world -worldtime $(TIME) $(if $(SEED),-seed $(SEED))
 
 mutate: ## break the engine on purpose, one edit at a time, and print which test notices (ONLY=regular expression WORLD=5m: does TestWorld? SAMPLE=20 SEED=1: edits that operators make, with a score; MATRIX=1: all tests that notice)
 	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(WORLD),-world $(WORLD)) $(if $(SAMPLE),-sample $(SAMPLE)) $(if $(SEED),-seed $(SEED)) $(if $(MATRIX),-matrix)

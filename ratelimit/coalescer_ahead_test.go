@@ -131,7 +131,7 @@ func TestALotIsUsedInTime(t *testing.T) {
 		{60 * ms, 60 * ms, 60_001, false, 5},
 		{60 * ms, 60 * ms, 60_000, false, 0},
 	} {
-		f := &forecast{}
+		f := &forecast{row: algebra.Row{TS: 1}}
 		f.land(lot{at: 1e9, ends: min(1e9+row.ends, algebra.Forever), row: algebra.Row{Value: 95}, left: 5}, 0)
 		now := localTime{row.mono, row.wall}
 		l, at := f.take(2, now, aheadOfRows)
@@ -154,7 +154,7 @@ func TestALotIsUsedInTime(t *testing.T) {
 // Of the lots, the oldest that has enough is used, and what was taken before everything became void is lost.
 func TestTheOldestLotIsUsed(t *testing.T) {
 	t.Parallel()
-	f := &forecast{}
+	f := &forecast{row: algebra.Row{TS: 1}}
 	for i := range 3 {
 		f.land(lot{at: algebra.Micros(i), ends: algebra.Forever, left: float64(i + 1)}, f.epoch)
 	}
@@ -198,7 +198,7 @@ func TestADenialIsRemembered(t *testing.T) {
 		"more of what is soon": {[]demand{of(limit, "k", 5)}, []demand{of(limit, "k", 50)}, 30 * ms, false},
 		"with another":         {[]demand{of(slowly, "k", 5)}, []demand{of(slowly, "k", 5), of(other, "k", 1)}, 0, false},
 	} {
-		f := &forecast{}
+		f := &forecast{row: algebra.Row{TS: 1}}
 		f.deny(row.first, &answer{at: 1e9, rows: [][]algebra.Row{{{Value: 2, TS: 1e9}}}}, 0, instantOf(0))
 		if a := f.denies(row.then, instantOf(row.at), aheadOfRows); (a != nil) != row.denied || a != nil && a.at != 1e9+algebra.Micros(row.at.Microseconds()) {
 			t.Errorf("%s: %+v, want denied: %v", name, a, row.denied)

@@ -20,7 +20,7 @@ var (
 )
 
 // TestMain gives the examples the database in TXLIMIT_DATABASE_URL, whose schema has only the limiter's objects. This module has
-// no database: integration_test runs the examples with its own one, and checks that they ran. To run them by hand:
+// no database: integration_test/verbs runs the examples with its own one, and checks that they ran. To run them by hand:
 //
 //	go run ./internal/postgres/cmd/withpostgres -migrated -- go test -v -run Example ./ratelimit
 //

@@ -14,7 +14,7 @@ import (
 // core are tests of what every verb decides, the quick ones first.
 const core = "model_inmemory model_promises verbs_charge verbs_check verbs_consume verbs_defects verbs_each verbs_limits verbs_move verbs_reason " +
 	"verbs_reset verbs_retryat verbs_several verbs_shards verbs_take attack_garbage attack_hostile | verbs_balance verbs_calendar verbs_decimals " +
-	"verbs_pause verbs_permission verbs_plans verbs_refund verbs_schedule verbs_wait"
+	"verbs_pause verbs_permission verbs_plans verbs_refund verbs_schedule verbs_wait rpc_interceptors"
 
 // areas are the tests of the product's files, by area (see scripts/tests.sh) or package. The first row that matches counts.
 // What is behind a bar runs if nothing before it has noticed.
@@ -22,27 +22,27 @@ var areas = []struct{ files, tests string }{
 	{`^migrations/engine/(available|balance)`, "core model_calendar sql_byhand"},
 	{`^migrations/engine/(coalesce|consume_keys)`, "coalescer_calls coalescer_sums verbs_decimals verbs_each attack_garbage | coalescer tx_plans holds sql_source"},
 	{`^migrations/engine/(apply|consume|raise|lock|move|grid|wire)`, "core verbs_denial holds tx_contention tx_batch tx_plans model_overgrant sql_bounds sql_source"},
-	{`^migrations/engine/holds_by_hand`, "sql_holds holds_races holds_once"},
-	{`^migrations/engine/holds`, "holds_exhaustive holds_model holds_races sql_holds | holds"},
+	{`^migrations/engine/holds_by_hand`, "holds_byhand holds_races holds_once"},
+	{`^migrations/engine/holds`, "holds_exhaustive holds_model holds_races holds_byhand | holds"},
 	{`^migrations/engine/(parts|validate|calendar)`, "verbs_keys verbs_calendar model_calendar sql_verbs sql_byhand"},
-	{`^migrations/engine/(each|pause|keys|reset)`, "core sql_docs_pause sql_holds sql_all sql_overrides console_bad_rows holds ops_overrides_known ops_overrides_end"},
+	{`^migrations/engine/(each|pause|keys|reset)`, "core sql_docs_pause holds_byhand sql_all sql_overrides console_bad_rows holds world_overrides_known ops_overrides_end"},
 	{`^migrations/engine/refund`, "core tx_contention holds"},
-	{`^migrations/engine/ratelimit`, "sql_all sql_verbs sql_byhand sql_overrides sql_collations verbs_plans verbs_calendar holds_definitions verbs_decimals ops_overrides_end ops_overrides_known"},
+	{`^migrations/engine/ratelimit`, "sql_all sql_verbs sql_byhand sql_overrides sql_collations verbs_plans verbs_calendar holds_definitions verbs_decimals ops_overrides_end world_overrides_known"},
 	{`^migrations/engine/(overrides|definitions)`, "sql_overrides sql_all ops_overrides ops_lists verbs_plans verbs_calendar console_pages sql_citus holds_definitions"},
 	{`^migrations/engine/(usage|version|grants|guard|turns)`, "ops_usage ops_version ops_confined ops_fleet tx_hot"},
-	{`^migrations/engine/sweep`, "ops_sweep ops_open sql_holds ops_definitions ops_overrides ratelimit/ratelimittest holds_definitions"},
+	{`^migrations/engine/sweep`, "ops_sweep ops_open holds_byhand ops_definitions ops_overrides ratelimit/ratelimittest holds_definitions"},
 	{`^migrations/check\.go$`, "ops_version"},
 	{`^internal/dbsqlc/ratelimit\.sql\.go$`, "verbs_update verbs_refund verbs_shards holds"},
 	{`^internal/(algebra|calendar)/\w+\.go$`, "internal/algebra internal/calendar ratelimit core model_calendar"},
 	{`^internal/inmemory/\w+\.go$`, "internal/inmemory ratelimit/ratelimittest model_inmemory verbs_pause ops_sweep ops_overrides"},
-	{`^internal/(keystate|keytext|visible|pin)/\w+\.go$`, "ratelimit cmd/txlimit console verbs_keys"},
+	{`^internal/(keystate|keytext|visible|pin)/\w+\.go$`, "ratelimit cmd/txlimit console holds_definitions verbs_keys"},
 	{`^internal/(outcome|handles|inflight)/\w+\.go$`, "ratelimit/httplimit ratelimit/rpclimit http rpc tx_ways verbs_plans"},
 	{`^internal/(follow|shardpick)/\w+\.go$`, "ops_open verbs_shards"},
 	{`^ratelimit/httplimit/\w+\.go$`, "ratelimit/httplimit http verbs_plans"},
-	{`^ratelimit/rpclimit/\w+\.go$`, "ratelimit/rpclimit rpc http_slots"},
+	{`^ratelimit/rpclimit/\w+\.go$`, "ratelimit/rpclimit rpc"},
 	{`^ratelimit/replay/\w+\.go$`, "ratelimit/replay model_replay"},
 	{`^ratelimit/usage/\w+\.go$`, "ratelimit/usage ops_usage"},
-	{`^ratelimit/(console|observe)/\w+\.go$`, "console ops_observe ops_overrides_known verbs_plans"},
+	{`^ratelimit/(console|observe)/\w+\.go$`, "console holds_definitions ops_observe world_overrides_known verbs_plans"},
 	{`^ratelimit/coalescer\w*\.go$`, "ratelimit coalescer verbs_decimals verbs_take http_settle"},
 	{`^ratelimit/(during|hold)\w*\.go$`, "ratelimit holds verbs_errors"},
 	{`^ratelimit/(tx|sql|db)\w*\.go$`, "ratelimit ratelimit/ratelimittest tx verbs_errors verbs_plans ops_open ops_overrides_write coalescer_embedded"},
@@ -50,7 +50,7 @@ var areas = []struct{ files, tests string }{
 	{`^ratelimit/(open|overrides|publish|sweep|close|limit)\w*\.go$`, "ratelimit ratelimit/ratelimittest ops_open ops_overrides ops_lists ops_sweep sql_overrides tx_outside verbs_limits"},
 	{`^ratelimit/call_(later|overrides|calendar)\.go$`, "ratelimit core holds ops_overrides"},
 	{`^ratelimit/\w+\.go$`, "ratelimit ratelimit/ratelimittest core verbs_denial verbs_update verbs_errors holds ops_overrides_end ops_open tx_outside sql_citus http_settle"},
-	{`^cmd/txlimit/\w+\.go$`, "cmd/txlimit verbs_keys ops_overrides_known"},
+	{`^cmd/txlimit/\w+\.go$`, "cmd/txlimit verbs_keys world_overrides_known"},
 }
 
 // areasOf returns nothing for a file that no operator edits.
@@ -76,7 +76,7 @@ func testsOf(root, file string) (first, rest string, err error) {
 func testsOfAreas(root, areas string) (string, error) {
 	var names []string
 	for of := range strings.FieldsSeq(areas) {
-		pattern := "integration_test/" + of + "_*test.go"
+		pattern := "integration_test/" + strings.Replace(of+"_", "_", "/", 1) + "*test.go"
 		if slices.Contains(packages, of) {
 			pattern = of + "/*_test.go"
 		}

@@ -25,7 +25,9 @@ import (
 // packages are the packages whose tests should notice.
 var packages = []string{
 	"internal/algebra", "internal/calendar", "internal/inmemory", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest",
-	"ratelimit/replay", "ratelimit/usage", "cmd/txlimit", "integration_test", "integration_test/conformance",
+	"ratelimit/replay", "ratelimit/usage", "cmd/txlimit", "integration_test/conformance", "integration_test/attack", "integration_test/coalescer",
+	"integration_test/console", "integration_test/holds", "integration_test/http", "integration_test/model", "integration_test/ops", "integration_test/rpc",
+	"integration_test/sql", "integration_test/tx", "integration_test/verbs", "integration_test/world",
 }
 
 // Some mutations make a test hang. A test counts as hung after patience, plus a multiple of its time without a mutation. If

@@ -28,8 +28,8 @@ on() { # NAME FILE... (EXCEPT: cases that are refused there); two servers at a t
 for table in ${TABLES-plain partitioned distributed}; do
 	case $table in
 	plain) on "a plain table" ;;
-	distributed) EXCEPT='^(Hold|Once|During)' on "a $table table" "integration_test/testdata/$table.sql" ;;
-	*) on "a $table table" "integration_test/testdata/$table.sql" ;;
+	distributed) EXCEPT='^(Hold|Once|During)' on "a $table table" "integration_test/harness/testdata/$table.sql" ;;
+	*) on "a $table table" "integration_test/harness/testdata/$table.sql" ;;
 	esac
 done
 for version in ${MATRIX-14 18}; do

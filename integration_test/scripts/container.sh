@@ -6,15 +6,15 @@
 # and debootstrap installed: it starts a Docker, and makes an image from Debian's packages, so nothing is pulled. It stops
 # what it started.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-run=$(scripts/tests.sh ${AREAS-})
+cd "$(dirname "$0")/../.."
+tests=$(integration_test/scripts/tests.sh ${AREAS-})
 
 if ! docker version >/dev/null 2>&1; then
 	if [ "$(id -u)" != 0 ] || ! command -v dockerd >/dev/null || ! command -v docker >/dev/null; then
 		echo "no Docker is running; start it, or set DOCKER_HOST, or be root with dockerd and debootstrap installed" >&2
 		exit 1
 	fi
-	tree=$(scripts/debian.sh)
+	tree=$(integration_test/scripts/debian.sh)
 
 	work=$(mktemp -d)
 	bridge=$([ -e /sys/class/net/docker0 ] && echo there || true)
@@ -37,7 +37,7 @@ if ! docker version >/dev/null 2>&1; then
 	docker version >/dev/null 2>&1 || { echo "dockerd does not serve:" >&2; tail -n 20 "$work/log" >&2; exit 1; }
 
 	export TXLIMIT_TEST_IMAGE=txlimit-test-postgres:17
-	install -m 755 scripts/entrypoint.sh "$tree/entrypoint"
+	install -m 755 integration_test/scripts/entrypoint.sh "$tree/entrypoint"
 	tar -C "$tree" --exclude=./proc/* --exclude=./sys/* -c . |
 		docker import -c 'ENTRYPOINT ["/entrypoint"]' -c 'CMD ["postgres"]' -c 'EXPOSE 5432' - "$TXLIMIT_TEST_IMAGE" >/dev/null
 	# The reaper's image would have to be pulled. All containers end with this Docker.
@@ -45,4 +45,5 @@ if ! docker version >/dev/null 2>&1; then
 	export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
 fi
 
-TXLIMIT_TEST_LADDER=docker go test -vet=off -short -count=1 -timeout 5h -run "$run"
+# shellcheck disable=SC2086
+TXLIMIT_TEST_LADDER=docker go test -vet=off -short -count=1 -timeout 5h -run $tests

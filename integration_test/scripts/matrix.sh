@@ -3,17 +3,27 @@
 # are areas for tests.sh. Without it, all tests run.
 set -euo pipefail
 . "$(dirname "$0")/versions.sh"
-cd "$(dirname "$0")/.."
-run=$(scripts/tests.sh ${AREAS-})
+cd "$(dirname "$0")/../.."
+read -r run packages < <(integration_test/scripts/tests.sh ${AREAS-})
+[ -n "$packages" ]
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-go test -vet=off -c -o "$work/suite" .
+# shellcheck disable=SC2086
+go test -vet=off -c -o "$work/" $packages
 
 versions=${MATRIX:-14 15 16 17 18}
 for version in $versions; do
 	while (($(jobs -rp | wc -l) >= 2)); do sleep 0.2; done
 	bin=$(binaries "$version") || continue
-	TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin "$work/suite" -test.short -test.timeout 5h -test.run "$run" >"$work/$version" 2>&1 && touch "$work/$version.passed" &
+	(
+		passed=yes
+		for package in $packages; do
+			echo "= $package" && cd "$package" || exit
+			TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_POSTGRES_BIN=$bin "$work/$(basename "$package").test" -test.short -test.timeout 5h -test.run "$run" || passed=
+			cd - >/dev/null
+		done
+		[ -z "$passed" ] || touch "$work/$version.passed"
+	) >"$work/$version" 2>&1 &
 done
 wait
 failed=()

@@ -360,7 +360,7 @@ func atoi(t *testing.T, s string) int {
 	return n
 }
 
-// The part of RFC 9651's grammar that the fields use. Package integration_test parses them with a library.
+// The part of RFC 9651's grammar that the fields use. Package harness of the integration tests parses them with a library.
 var (
 	policyList = regexp.MustCompile(`^"((?:[ !#-\[\]-~]|\\["\\])*)";q=(\d{1,15})(;w=[1-9]\d{0,14})?;pk=:[A-Za-z0-9+/]+=*:$`)
 	limitList  = regexp.MustCompile(`^"((?:[ !#-\[\]-~]|\\["\\])*)";r=(\d{1,15})(;t=\d{1,15})?;pk=:[A-Za-z0-9+/]+=*:$`)
