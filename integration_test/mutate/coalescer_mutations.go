@@ -172,7 +172,7 @@ var coalescerMutations = []mutation{
 		tests: "TestLotsComeBackTogether",
 	}, {
 		name: "ahead-never-early", file: "ratelimit/coalescer_ahead.go", what: "more is taken ahead although what is there lasts",
-		old: "if early > 0 && there >=", new: "if early < 0 && there >=",
+		old: "|| early > 0 && there >=", new: "|| early < 0 && there >=",
 		tests: "TestAForecastWantsWhatWillBeAskedFor",
 	}, {
 		name: "ahead-async", file: "ratelimit/coalescer_memory.go", what: "tokens come back that a crash of the server has given back",
