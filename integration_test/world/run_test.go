@@ -921,13 +921,19 @@ func (w *everything) add(s worldStep) {
 			w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM ratelimit.limits WHERE name = $1 AND key = $2", w.limits[o.limit].Name(), key).Scan(&sum))
 			return sum
 		}
+		var capacity *float64 // the program's, which it alone knows
+		if c := w.limits[o.limit].Config(); c.Varies != "" {
+			capacity = c.Capacity
+		}
 		var added float64
 		before := sum()
 		var err error
 		if w.hasClock {
-			w.session(func(conn *pgx.Conn) { err = conn.QueryRow(w.Context(), "SELECT ratelimit.add($1)", o.id).Scan(&added) })
+			w.session(func(conn *pgx.Conn) {
+				err = conn.QueryRow(w.Context(), "SELECT ratelimit.add($1, $2)", o.id, capacity).Scan(&added)
+			})
 		} else {
-			err = w.pool.QueryRow(w.Context(), "SELECT ratelimit.add($1)", o.id).Scan(&added)
+			err = w.pool.QueryRow(w.Context(), "SELECT ratelimit.add($1, $2)", o.id, capacity).Scan(&added)
 		}
 		if o.added {
 			before -= added // it was added before
