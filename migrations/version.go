@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3cf4296e5610feffd8f488432a9c0d2c8efabe88cecb9cecb6d74b6cdfab28e4"
+const Hash = "1314205505f7b7ea9d67aef608ea57358bf717e4ecfbed47299f66790ab15bae"

@@ -351,8 +351,9 @@ func (a *app) overrideCommand() *cobra.Command {
 the rate follows the new rate. The newest override replaces older ones as a whole while it is in force, but a block stays. txlimit restore ends it.
 
 New numbers add no tokens to what a key has: a key that is denied now goes on when it is refilled, by the new rate. --add gives it
-what the new capacity has more than the largest of late as well, once. It waits two seconds after the override is committed, until all programs know of it.
-A key without a row is full, and gets nothing. Without KEY, only a limit without keys gets something.
+the difference to the largest capacity of late as well, once: of the time in which an empty limit fills up. It waits two seconds after
+the override is committed, until all programs know of it. A key without a row is full, and gets nothing. Without KEY, only a limit
+without keys gets something.
 
 Keys with numbers of their own, which the program alone knows (Varies), get those of the override instead, and keep the others. Then
 --add needs --capacity and, unless an override in force has it, --capacity-now: the largest capacity that the key has had lately.` + everyKeyHelp,

@@ -495,8 +495,7 @@ BEGIN
             HINT = 'Call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
     END IF;
     PERFORM pg_sleep('2'); -- until programs know: made_at says nothing about the commit
-    -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
-    -- knows the numbers, an override has to give its capacity.
+    -- What was in force before: an override, or what is published. Where only the program knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
         SELECT f.* FROM ratelimit._in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
