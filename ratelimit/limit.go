@@ -92,7 +92,7 @@ func define(c Config, options []Option) Limit {
 
 // Option sets an optional part of a limit's definition, or a number of [Limit.With] and [Limiter.Override]: [Rate],
 // [Capacity], [MaxReserved], [Start], [Shards], [Zone], [Anchor] or [Varies]. Where an option means nothing, the
-// limit is [ErrInvalid], as with a nil one.
+// limit is [ErrInvalid], as with a nil one, and with one that is given twice.
 type Option interface{ option() option }
 
 type option struct {
@@ -112,14 +112,18 @@ var optionsOf = map[string][]string{
 
 // set sets the options that are allowed, and returns what is wrong in the others.
 func (c *Config) set(options []Option, allowed []string) (mistakes []string) {
+	var given []string
 	for _, o := range options {
 		switch {
 		case o == nil:
 			mistakes = append(mistakes, "an option is nil")
 		case !slices.Contains(allowed, o.option().name):
 			mistakes = append(mistakes, fmt.Sprintf("%s is no option here: of kind %q, they are %s", o.option().name, c.Kind, strings.Join(allowed, ", ")))
+		case slices.Contains(given, o.option().name):
+			mistakes = append(mistakes, o.option().name+" is given twice")
 		default:
 			o.option().set(c)
+			given = append(given, o.option().name)
 		}
 	}
 	return mistakes

@@ -56,6 +56,7 @@ func TestWith(t *testing.T) {
 		"start":                        {bucket.With(Start(start)), "Start is no option here"},
 		"varies":                       {bucket.With(Varies(day)), "Varies is no option here"},
 		"the default zone of a bucket": {bucket.With(Zone("")), "Zone is no option here"},
+		"a capacity, twice":            {bucket.With(Capacity(5), Capacity(6)), "Capacity is given twice"},
 		"the rate of a definition":     {TokenBucket("api", 10, hour, Rate(20)), "Rate is no option here: of kind \"token bucket\", they are Capacity, MaxReserved, Shards, Varies"},
 		"nil in a definition":          {FixedWindow("api", 10, hour, nil), "an option is nil"},
 		"the default start":            {TokenBucket("api", 10, hour, Start(time.Time{})), "Start is no option here"},

@@ -224,7 +224,7 @@ func (d *decree) fillNumbers(args *dbsqlc.OverrideParams) error {
 	}
 	var named Config
 	if named.set(d.numbers, []string{"Rate", "Capacity", "MaxReserved"}) != nil {
-		return d.invalid("Override changes only Rate, Capacity and MaxReserved")
+		return d.invalid("Override changes only Rate, Capacity and MaxReserved, each once")
 	}
 	var given int
 	for _, number := range []struct {
