@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -188,10 +189,9 @@ func floorAhead(count float64) float64 { return max((share-1)*count, plenty-coun
 
 // learn notes what a statement has left after one of its calls, and if that was denied. The last call of a statement leaves least.
 func (f *forecast) learn(left algebra.Row, granted bool, sent, now localTime, ahead time.Duration) {
-	if sent.mono > f.sent || f.row == (algebra.Row{}) {
+	later := cmp.Or(cmp.Compare(sent.mono, f.sent), cmp.Compare(left.TS, f.row.TS), cmp.Compare(f.row.Value, left.Value))
+	if later > 0 || f.row == (algebra.Row{}) {
 		f.row, f.sent, f.trip = left, sent.mono, now.mono-sent.mono
-	} else if sent.mono == f.sent {
-		f.row.Value = min(f.row.Value, left.Value)
 	}
 	if !granted {
 		f.quiet = max(f.quiet, now.mono+ahead)

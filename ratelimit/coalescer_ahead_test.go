@@ -26,14 +26,23 @@ func TestAForecastWantsWhatWillBeAskedFor(t *testing.T) {
 
 		early time.Duration
 	}{
-		"nothing is known":            {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadOfRows) }, 10 * ms, 0, 0},
-		"what was asked for, less 9":  {asks(limit, 40, 1000, 0), 10 * ms, 30, 0},
-		"less a round trip":           {asks(limit, 40, 1000, 10*ms), 20 * ms, 24, 0},
-		"whole tokens":                {asks(limit, 6, 1000, 10*ms), 20 * ms, 1, 0},
-		"a call or two":               {asks(limit, 2, 1000, 0), 10 * ms, 0, 0},
-		"a long round trip":           {asks(limit, 40, 1000, 26*ms), 30 * ms, 0, 0},
-		"at most a quarter":           {asks(limit, 400, 1000, 0), 10 * ms, 250, 0},
-		"at least 100 are left":       {asks(limit, 40, 99, 0), 10 * ms, 0, 0},
+		"nothing is known":           {func(f *forecast) { f.ask(&limit, 40, instantOf(0), aheadOfRows) }, 10 * ms, 0, 0},
+		"what was asked for, less 9": {asks(limit, 40, 1000, 0), 10 * ms, 30, 0},
+		"less a round trip":          {asks(limit, 40, 1000, 10*ms), 20 * ms, 24, 0},
+		"whole tokens":               {asks(limit, 6, 1000, 10*ms), 20 * ms, 1, 0},
+		"a call or two":              {asks(limit, 2, 1000, 0), 10 * ms, 0, 0},
+		"a long round trip":          {asks(limit, 40, 1000, 26*ms), 30 * ms, 0, 0},
+		"at most a quarter":          {asks(limit, 400, 1000, 0), 10 * ms, 250, 0},
+		"at least 100 are left":      {asks(limit, 40, 99, 0), 10 * ms, 0, 0},
+		"of the last call": {func(f *forecast) {
+			asks(limit, 400, 1000, 0)(f)
+			f.learn(algebra.Row{Value: 800}, true, instantOf(0), instantOf(0), aheadOfRows)
+			f.learn(algebra.Row{Value: 900}, true, instantOf(0), instantOf(0), aheadOfRows)
+		}, 10 * ms, 200, 0},
+		"of a later row, by a clock that stood still": {func(f *forecast) {
+			asks(limit, 400, 1000, 0)(f)
+			f.learn(algebra.Row{Value: 1200, TS: 1}, true, instantOf(0), instantOf(0), aheadOfRows)
+		}, 10 * ms, 300, 0},
 		"half of it is half an Ahead": {asksLater(limit, 40), 75 * ms, 13, 0},
 		"it is forgotten":             {asksLater(limit, 40), 150 * ms, 0, 0},
 		"a denial": {func(f *forecast) {
