@@ -63,12 +63,6 @@ func TestAnErrorNamesEveryMistakeOfADefinition(t *testing.T) {
 	}
 }
 
-func TestTheLaterOptionWins(t *testing.T) {
-	if c := TokenBucket("l", 10, time.Minute, Capacity(5), Capacity(6), Shards(2), Shards(0)).Config(); *c.Capacity != 6 || c.Shards != 1 {
-		t.Errorf("%+v", c)
-	}
-}
-
 func TestAConfigTellsUnsetFromZero(t *testing.T) {
 	for _, row := range []struct {
 		json            string

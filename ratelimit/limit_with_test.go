@@ -59,6 +59,7 @@ func TestWith(t *testing.T) {
 		"a capacity, twice":            {bucket.With(Capacity(5), Capacity(6)), "Capacity is given twice"},
 		"the rate of a definition":     {TokenBucket("api", 10, hour, Rate(20)), "Rate is no option here: of kind \"token bucket\", they are Capacity, MaxReserved, Shards, Varies"},
 		"nil in a definition":          {FixedWindow("api", 10, hour, nil), "an option is nil"},
+		"shards, twice":                {TokenBucket("api", 10, hour, Shards(2), Shards(0)), "Shards is given twice"},
 		"the default start":            {TokenBucket("api", 10, hour, Start(time.Time{})), "Start is no option here"},
 		"the number of slots, twice":   {Slots("api", 3, Capacity(5)), "Capacity is no option here: of kind \"slots\", they are Varies"},
 		"a rate of slots":              {Slots("api", 3, Varies(0)).With(Rate(5)), "Rate is no option here: of kind \"slots\", they are Capacity"},
