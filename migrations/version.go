@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1314205505f7b7ea9d67aef608ea57358bf717e4ecfbed47299f66790ab15bae"
+const Hash = "3cf3713f63146ea30b55d467844c85056c9c8e492a90afa871920e51b28cb4a0"

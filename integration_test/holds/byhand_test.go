@@ -36,7 +36,7 @@ func holdingByHand(t *testing.T) (*pgxpool.Pool, holder) {
 
 // denies wants a denial of SQL by hand, and returns its numbers.
 func denies(t *testing.T, db ratelimit.DB, message, sql string) (d struct {
-	Limit      string
+	Name       string
 	Remaining  *float64
 	RetryAt    *time.Time `json:"retry_at"`
 	RetryAfter *float64   `json:"retry_after"`
@@ -46,7 +46,7 @@ func denies(t *testing.T, db ratelimit.DB, message, sql string) (d struct {
 	var token string
 	err := db.QueryRow(t.Context(), sql).Scan(&token)
 	e, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok || e.Code != "PT429" || e.Message != message {
+	if !ok || e.Code != map[bool]string{true: "PT429", false: "PT409"}[strings.HasPrefix(message, "rate limit exceeded: ")] || e.Message != message {
 		t.Fatalf("%s: %v, want %q", sql, err, message)
 	}
 	if err := json.Unmarshal([]byte(e.Detail), &d); err != nil {
@@ -75,7 +75,7 @@ func TestHoldByHand(t *testing.T) {
 		t.Errorf("%q until %v, %t, %v, %v", token, expires, repeated, remaining, at)
 	}
 	h.has(acme, 1)
-	if d := denies(t, pool, "rate limit exceeded: renders: the id is held already", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "held" || !d.RetryAt.Equal(expires) || d.Remaining != nil {
+	if d := denies(t, pool, "rate limit 'renders': an id is held already", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "held" || !d.RetryAt.Equal(expires) || d.Remaining != nil {
 		t.Errorf("%+v", d)
 	}
 	two := h.holds("job 2", 30*time.Minute, acme)
@@ -106,7 +106,7 @@ func TestHoldByHand(t *testing.T) {
 	}
 	h.has(acme, 2)
 	h.has(other, 2)
-	if d := denies(t, pool, "rate limit exceeded: renders: the id is settled", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "settled" || d.RetryAt != nil {
+	if d := denies(t, pool, "rate limit 'renders': an id is settled: its work was done within a day", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "settled" || d.RetryAt != nil {
 		t.Errorf("%+v", d)
 	}
 	if got := harness.Lines(t, pool, "SELECT * FROM ratelimit.holds('renders', 'acme')"); got != "" {
@@ -160,7 +160,7 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if d := denies(t, pool, "rate limit exceeded: projects: the id is held already", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p1', ttl => '1 hour')"); d.RetryAt != nil || d.Reason != "held" {
+	if d := denies(t, pool, "rate limit 'projects': an id is held already", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p1', ttl => '1 hour')"); d.RetryAt != nil || d.Reason != "held" {
 		t.Errorf("%+v", d)
 	}
 	h.holds("p2", ratelimit.Forever, team)

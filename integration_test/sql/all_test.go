@@ -245,11 +245,11 @@ func askAll(w harness.World, tx pgx.Tx, requests []map[string]any, now time.Time
 	}
 	a.denied = strings.Split(strings.TrimPrefix(pgErr.Message, "rate limit exceeded: "), ", ")
 	var detail struct {
-		Limit   string
+		Name    string
 		RetryAt *time.Time `json:"retry_at"`
 	}
 	w.Do(json.Unmarshal([]byte(pgErr.Detail), &detail))
-	if !slices.Contains(a.denied, detail.Limit) {
+	if !slices.Contains(a.denied, detail.Name) {
 		w.Fatalf("%s: %q is not among those that deny", pgErr.Detail, a.denied)
 	}
 	if detail.RetryAt != nil {
