@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3cf3713f63146ea30b55d467844c85056c9c8e492a90afa871920e51b28cb4a0"
+const Hash = "d79bf64061e4206853ba3154095198358b84b2ea1d570f1c4d58e16eb72b95cd"

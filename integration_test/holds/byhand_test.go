@@ -430,7 +430,7 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	settled := h.holds("settled", time.Hour, rendersByHand.Key("acme"), acme.Count(10))
 	h.settle(settled.Token, []float64{1, 0}, rendersByHand.Key("acme"), acme.Count(10))
 	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")
-	harness.MustExec(t, pool, "SELECT ratelimit._sweep_holds('', '', '', NULL)")
+	harness.MustExec(t, pool, "SELECT ratelimit.sweep('renders'), ratelimit.sweep('budget')")
 	before := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name")
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		tx := beginAt(t, pool, level)
@@ -527,7 +527,8 @@ func TestDocsHoldBySQL(t *testing.T) {
 		}
 	}
 	harness.MustExec(t, app, harness.DocSQL(t, "docs/holds.md", "ratelimit.release('projects', 'team 7', 'project 17')"))
-	harness.WantRefused(t, looker, harness.DocSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit.hold('renders', 'acme', 'x', forever => true)")
+	harness.WantRefused(t, looker, harness.DocSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit.hold('renders', 'acme', 'x', forever => true)",
+		"SELECT ratelimit.release(name, key, '~'||replace(token::text, '-', '')||octet_length(id)||':'||id||json_build_array(json_build_array(name, key, count))) FROM ratelimit.holds WHERE token IS NOT NULL")
 	harness.WantRefused(t, app, harness.DocSQL(t, "docs/holds.md", "its worker hangs")) // it may not write the history
 	harness.MustExec(t, operator, "SELECT ratelimit.block('budget', 'acme', forever => true)")
 	harness.MustExec(t, operator, harness.DocSQL(t, "docs/holds.md", "its worker hangs"))
