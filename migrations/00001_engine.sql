@@ -5272,7 +5272,7 @@ $body$;
 -- Decides for ratelimit.hold, at an instant that tests choose.
 CREATE FUNCTION ratelimit._hold_by_hand(
     name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
-    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz, OUT denial text[]
+    OUT token text, OUT until timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql SET extra_float_digits = 1 -- the token has the count
 AS $body$
@@ -5337,7 +5337,7 @@ BEGIN
     END IF;
     token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id,
         pg_catalog.json_build_array(pg_catalog.json_build_array(q.name, q.key, q.count))) END;
-    expires := nullif(h.until, 'infinity');
+    until := nullif(h.until, 'infinity');
     repeated := h.state = 'repeated';
     IF repeated THEN
         remaining := NULL;
@@ -5373,7 +5373,7 @@ $body$;
 CREATE FUNCTION ratelimit.hold(
     name text, key text DEFAULT NULL, id text DEFAULT NULL, count double precision DEFAULT 1, ttl interval DEFAULT NULL,
     forever boolean DEFAULT false, global boolean DEFAULT false,
-    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
+    OUT token text, OUT until timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
@@ -5381,7 +5381,7 @@ AS $body$
 DECLARE
     denial text[];
 BEGIN
-    SELECT r.token, r.expires, r.repeated, r.remaining, r.at, r.denial INTO token, expires, repeated, remaining, at, denial
+    SELECT r.token, r.until, r.repeated, r.remaining, r.at, r.denial INTO token, until, repeated, remaining, at, denial
       FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global, raises => false) AS r;
     IF denial IS NOT NULL THEN
         RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
@@ -5411,7 +5411,7 @@ Arguments:
 
 Result:
   token      for ratelimit.release, and for Settle and Release of the Go library. It has the limit and key in the clear. Without an end, it is the id
-  expires    when it ends; NULL: it has no end
+  until      when it ends; NULL: it has no end
   repeated   true: the id is held without an end already, and is asked for without an end again. Nothing was taken
   remaining  the balance, in slots or tokens; NULL if repeated
   at         the instant of the decision

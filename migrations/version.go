@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d79bf64061e4206853ba3154095198358b84b2ea1d570f1c4d58e16eb72b95cd"
+const Hash = "9336f653ef96f62b140803d9fcaec95989a9190903643586eaad03d52e83e7dc"

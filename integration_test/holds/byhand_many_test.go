@@ -97,7 +97,7 @@ func TestHoldMany(t *testing.T) {
 	// One that has expired makes room for others, and one that has not says when.
 	h.holds("job 2", time.Hour, acme)
 	third := h.holds("job 3", time.Hour, acme)
-	if d := denied("PT429", "rate limit exceeded: projects", "f"); !strings.Contains(d, `"retry_at" : "`+third.Expires.UTC().Format("2006-01-02T15")[:10]) {
+	if d := denied("PT429", "rate limit exceeded: projects", "f"); !strings.Contains(d, `"retry_at" : "`+third.Until.UTC().Format("2006-01-02T15")[:10]) {
 		t.Error(d)
 	}
 	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job 3'")

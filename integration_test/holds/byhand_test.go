@@ -80,7 +80,7 @@ func TestHoldByHand(t *testing.T) {
 	}
 	two := h.holds("job 2", 30*time.Minute, acme)
 	d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit.hold('renders', 'acme', 'job 3', ttl => '1 hour')")
-	if d.Reason != "quota" || !d.RetryAt.Equal(two.Expires) || d.Remaining == nil || *d.Remaining != 0 || *d.RetryAfter > 1800 {
+	if d.Reason != "quota" || !d.RetryAt.Equal(two.Until) || d.Remaining == nil || *d.Remaining != 0 || *d.RetryAfter > 1800 {
 		t.Errorf("%+v", d)
 	}
 	if got := harness.Lines(t, pool, "SELECT id, count, since >= '"+before.Format(time.RFC3339Nano)+"', until - since > '29 minutes', expired FROM ratelimit.holds('renders', 'acme')"); got != "(\"jöb 1\",1,t,t,f)\n(\"job 2\",1,t,t,f)" {
@@ -156,7 +156,7 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 	team := projectsByHand.With(ratelimit.Capacity(2)).Key("acme")
 	harness.MustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 2, forever => true)") // the number of this key
 	for _, want := range []string{"(p1,,f,1)", "(p1,,t,)"} {
-		if got := harness.Lines(t, pool, "SELECT token, expires, repeated, remaining FROM ratelimit.hold('projects', 'acme', 'p1', forever => true)"); got != want {
+		if got := harness.Lines(t, pool, "SELECT token, until, repeated, remaining FROM ratelimit.hold('projects', 'acme', 'p1', forever => true)"); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
@@ -519,7 +519,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	}
 	app, operator, looker := as("consume"), as("operate"), as("look")
 
-	harness.MustExec(t, app, harness.DocSQL(t, "docs/holds.md", "SELECT token, expires FROM ratelimit.hold"))
+	harness.MustExec(t, app, harness.DocSQL(t, "docs/holds.md", "SELECT token, until FROM ratelimit.hold"))
 	listing := harness.DocSQL(t, "docs/holds.md", "SELECT * FROM ratelimit.holds")
 	for _, pool := range []*pgxpool.Pool{app, operator, looker} {
 		if got := harness.Lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(listing, ";")+") AS w"); got != "(\"acme/job 17\",1,f)" {
