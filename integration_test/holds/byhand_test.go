@@ -430,6 +430,8 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	settled := h.holds("settled", time.Hour, rendersByHand.Key("acme"), acme.Count(10))
 	h.settle(settled.Token, []float64{1, 0}, rendersByHand.Key("acme"), acme.Count(10))
 	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")
+	harness.MustExec(t, pool, `INSERT INTO ratelimit.holds (name, key, id, state, unit, count, taken_at, rest, part, until)
+		SELECT 'renders', 'a', 'over ' || i, 'settled', 'slots', 1, now() - interval '2 days', 0, 1, now() - interval '1 day' FROM generate_series(1, 2100) AS i`)
 	harness.MustExec(t, pool, "SELECT ratelimit.sweep('renders'), ratelimit.sweep('budget')")
 	before := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name")
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
@@ -443,7 +445,7 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 		}
 		harness.Succeeds(t, tx.Commit(t.Context()))
 	}
-	if after := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name"); after != before || strings.Count(after, "lapsed") != 2 {
+	if after := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name"); after != before || strings.Count(after, "lapsed") != 2 || strings.Contains(after, "over ") {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 	if harness.Scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", lapsed.Token) {
