@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1314205505f7b7ea9d67aef608ea57358bf717e4ecfbed47299f66790ab15bae"
+const Hash = "9336f653ef96f62b140803d9fcaec95989a9190903643586eaad03d52e83e7dc"

@@ -39,9 +39,9 @@ type Held struct {
 	// both.
 	Token string
 
-	// Expires is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if
+	// Until is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if
 	// it has no end.
-	Expires time.Time
+	Until time.Time
 
 	sentAt time.Time // when the statement was sent, on a connection that was there
 }
@@ -101,7 +101,7 @@ func (l *Limiter) hold(ctx context.Context, db DB, id string, ttl time.Duration,
 	if held.Token = id; ttl != Forever {
 		held.Token = holdToken(h.uuid, id, result.Requests)
 		if err == nil {
-			held.Expires = result.held.until.Time()
+			held.Until = result.held.until.Time()
 		}
 	}
 	return held, result, err
@@ -161,7 +161,7 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 		case len(answer.Lost)+len(answer.Ended) > 0:
 			return Held{}, lostInPart(held, answer)
 		case len(answer.Busy) == 0:
-			return Held{At: answer.At.Time.UTC(), Token: token, Expires: answer.Until.Time.UTC()}, nil
+			return Held{At: answer.At.Time.UTC(), Token: token, Until: answer.Until.Time.UTC()}, nil
 		case !backOff(ctx, attempt): // a transaction has locked it, to settle it perhaps
 			return Held{}, explainCall(verbHold, held, over(ctx))
 		}

@@ -32,10 +32,15 @@ type Options struct {
 	Limits []Limit
 
 	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool, for one Schema. Open flushes
-	// it once, to see that it may write. nil: nothing is recorded.
+	// it once, to see that it may write. A test may have its own. nil: nothing is recorded.
 	//
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
-	Usage UsageRecorder
+	Usage interface {
+		Validate() error                         // is called first: its error is that of Open
+		Observe(ctx context.Context, d Decision) // is called after each call, as an Observer
+		Flush(ctx context.Context) error         // is called by Open once
+		Run(ctx context.Context) error           // records until ctx ends, and then once more
+	}
 
 	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, the default for 0. (If it were
 	// longer, tokens that are added to an override could be lost.) A poll is one statement, which reads what has
@@ -72,16 +77,6 @@ type Options struct {
 
 	overrides *overrides
 	told      string // what differs from what is published
-}
-
-// UsageRecorder is what [Options.Usage] takes. [*usage.Recorder] is one, and a test may have its own.
-//
-// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
-type UsageRecorder interface {
-	Validate() error                         // is called first: its error is that of Open
-	Observe(ctx context.Context, d Decision) // is called after each call, as an Observer
-	Flush(ctx context.Context) error         // is called by Open once
-	Run(ctx context.Context) error           // records until ctx ends, and then once more
 }
 
 const (

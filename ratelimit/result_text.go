@@ -42,8 +42,8 @@ func (r Reservation) LogValue() slog.Value {
 // LogValue implements [slog.LogValuer]: the names of the limits and when the hold ends, without keys and token.
 func (h Held) LogValue() slog.Value {
 	attrs := []slog.Attr{limitsAttr(h.Requests), tokens("remaining", h.Remaining)}
-	if !h.Expires.IsZero() {
-		attrs = append(attrs, slog.Time("expires", h.Expires))
+	if !h.Until.IsZero() {
+		attrs = append(attrs, slog.Time("until", h.Until))
 	}
 	return slog.GroupValue(attrs...)
 }

@@ -27,7 +27,7 @@ func answersWithKeys() map[string]any {
 		"request": bucket.Key("private").Count(2), "status": statuses[0], "unlimited": statuses[1], "unset": statuses[2], "invalid": statuses[3],
 		"result": denied, "granted": Result{OK: true, At: at, Remaining: math.Inf(1), Requests: statuses[1:2]},
 		"reservation": Reservation{At: at, RetryAt: at.Add(time.Minute), Delay: time.Minute, Remaining: math.Inf(1), Requests: statuses[:2]},
-		"held":        Held{At: at, Remaining: math.Inf(1), Requests: statuses[:2], Token: "private", Expires: at},
+		"held":        Held{At: at, Remaining: math.Inf(1), Requests: statuses[:2], Token: "private", Until: at},
 		"balance":     Balance{Limit: unlimited, Key: "private", At: at, Remaining: math.Inf(1), Used: math.NaN(), Capacity: math.Inf(1), Decides: byOverride, Until: at},
 		"denied":      denial, "wrapped": fmt.Errorf("wrapped: %w", denial),
 	}
@@ -43,7 +43,7 @@ func TestLogsHaveNoKeys(t *testing.T) {
 		"result":      `v.limits="[bucket unlimited (invalid)]" v.ok=false v.remaining=1 v.retry_after=1m0s`,
 		"granted":     `v.limits=[unlimited] v.ok=true v.remaining=+Inf`,
 		"reservation": `v.limits="[bucket unlimited]" v.retry_at=2026-07-01T12:01:00.000Z v.delay=1m0s v.remaining=+Inf`,
-		"held":        `v.limits="[bucket unlimited]" v.remaining=+Inf v.expires=2026-07-01T12:00:00.000Z`,
+		"held":        `v.limits="[bucket unlimited]" v.remaining=+Inf v.until=2026-07-01T12:00:00.000Z`,
 		"balance":     `v.limit=unlimited v.remaining=+Inf v.used=NaN v.capacity=+Inf v.decides=override v.until=2026-07-01T12:00:00.000Z`,
 		"denied":      `v="ratelimit: denied: bucket (2 asked, 1 of 10 remaining)`,
 		"wrapped":     `v="wrapped: ratelimit: denied: bucket (2 asked, 1 of 10 remaining)`,

@@ -94,7 +94,7 @@ func fetch(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter, w
 					return fmt.Errorf("job %d waits, and its slot is somebody's", j.id)
 				}
 				if err == nil {
-					j.token, j.held, j.lease = held.Token, held.At, held.Expires
+					j.token, j.held, j.lease = held.Token, held.At, held.Until
 					started = append(started, j)
 					continue
 				}

@@ -208,12 +208,12 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 					_, err = pool.Exec(t.Context(), "SELECT"+call, text, key)
 					var pgErr *pgconn.PgError
 					var detail struct {
-						Limit      string
+						Name       string
 						Remaining  float64
 						RetryAfter float64 `json:"retry_after"`
 					}
 					if !errors.As(err, &pgErr) || pgErr.Code != "PT429" || pgErr.Message != "rate limit exceeded: "+text ||
-						json.Unmarshal([]byte(pgErr.Detail), &detail) != nil || detail.Limit != text || detail.Remaining != 0 || detail.RetryAfter <= 0 {
+						json.Unmarshal([]byte(pgErr.Detail), &detail) != nil || detail.Name != text || detail.Remaining != 0 || detail.RetryAfter <= 0 {
 						t.Errorf("%q by hand, %s: %+v", text, function, err)
 					}
 					if pgErr != nil && strings.Contains(fmt.Sprintf("%+v", *pgErr), "key of") {

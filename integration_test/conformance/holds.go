@@ -38,7 +38,7 @@ func (t *trial) job(n int) string { return fmt.Sprintf("%s job %d", t.key(0), n)
 func (t *trial) held(step string, job int, requests ...ratelimit.Request) (token string) {
 	held, err := t.limiter.Hold(t.ctx, t.db, t.job(job), time.Minute, requests...)
 	t.must(step, err)
-	t.want(held.Expires.Equal(t.memory.Now().Add(time.Minute)), "a hold of a minute, came %v", held.Expires)
+	t.want(held.Until.Equal(t.memory.Now().Add(time.Minute)), "a hold of a minute, came %v", held.Until)
 	return held.Token
 }
 
@@ -181,7 +181,7 @@ func during(t *trial) {
 	err = limits.During(t.ctx, t.db, t.job(1), 3*time.Second, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
 		for {
 			var extended bool
-			err := t.s.pool.QueryRow(t.ctx, "SELECT until > $3 FROM ratelimit.holds WHERE name = $1 AND id = $2", t.name("slots"), t.job(1), held.Expires).Scan(&extended)
+			err := t.s.pool.QueryRow(t.ctx, "SELECT until > $3 FROM ratelimit.holds WHERE name = $1 AND id = $2", t.name("slots"), t.job(1), held.Until).Scan(&extended)
 			switch {
 			case err != nil || extended:
 				return nil, err

@@ -36,7 +36,7 @@ func holdingByHand(t *testing.T) (*pgxpool.Pool, holder) {
 
 // denies wants a denial of SQL by hand, and returns its numbers.
 func denies(t *testing.T, db ratelimit.DB, message, sql string) (d struct {
-	Limit      string
+	Name       string
 	Remaining  *float64
 	RetryAt    *time.Time `json:"retry_at"`
 	RetryAfter *float64   `json:"retry_after"`
@@ -46,7 +46,7 @@ func denies(t *testing.T, db ratelimit.DB, message, sql string) (d struct {
 	var token string
 	err := db.QueryRow(t.Context(), sql).Scan(&token)
 	e, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok || e.Code != "PT429" || e.Message != message {
+	if !ok || e.Code != map[bool]string{true: "PT429", false: "PT409"}[strings.HasPrefix(message, "rate limit exceeded: ")] || e.Message != message {
 		t.Fatalf("%s: %v, want %q", sql, err, message)
 	}
 	if err := json.Unmarshal([]byte(e.Detail), &d); err != nil {
@@ -75,12 +75,12 @@ func TestHoldByHand(t *testing.T) {
 		t.Errorf("%q until %v, %t, %v, %v", token, expires, repeated, remaining, at)
 	}
 	h.has(acme, 1)
-	if d := denies(t, pool, "rate limit exceeded: renders: the id is held already", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "held" || !d.RetryAt.Equal(expires) || d.Remaining != nil {
+	if d := denies(t, pool, "rate limit 'renders': an id is held already", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "held" || !d.RetryAt.Equal(expires) || d.Remaining != nil {
 		t.Errorf("%+v", d)
 	}
 	two := h.holds("job 2", 30*time.Minute, acme)
 	d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit.hold('renders', 'acme', 'job 3', ttl => '1 hour')")
-	if d.Reason != "quota" || !d.RetryAt.Equal(two.Expires) || d.Remaining == nil || *d.Remaining != 0 || *d.RetryAfter > 1800 {
+	if d.Reason != "quota" || !d.RetryAt.Equal(two.Until) || d.Remaining == nil || *d.Remaining != 0 || *d.RetryAfter > 1800 {
 		t.Errorf("%+v", d)
 	}
 	if got := harness.Lines(t, pool, "SELECT id, count, since >= '"+before.Format(time.RFC3339Nano)+"', until - since > '29 minutes', expired FROM ratelimit.holds('renders', 'acme')"); got != "(\"jöb 1\",1,t,t,f)\n(\"job 2\",1,t,t,f)" {
@@ -106,7 +106,7 @@ func TestHoldByHand(t *testing.T) {
 	}
 	h.has(acme, 2)
 	h.has(other, 2)
-	if d := denies(t, pool, "rate limit exceeded: renders: the id is settled", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "settled" || d.RetryAt != nil {
+	if d := denies(t, pool, "rate limit 'renders': an id is settled: its work was done within a day", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "settled" || d.RetryAt != nil {
 		t.Errorf("%+v", d)
 	}
 	if got := harness.Lines(t, pool, "SELECT * FROM ratelimit.holds('renders', 'acme')"); got != "" {
@@ -156,11 +156,11 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 	team := projectsByHand.With(ratelimit.Capacity(2)).Key("acme")
 	harness.MustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 2, forever => true)") // the number of this key
 	for _, want := range []string{"(p1,,f,1)", "(p1,,t,)"} {
-		if got := harness.Lines(t, pool, "SELECT token, expires, repeated, remaining FROM ratelimit.hold('projects', 'acme', 'p1', forever => true)"); got != want {
+		if got := harness.Lines(t, pool, "SELECT token, until, repeated, remaining FROM ratelimit.hold('projects', 'acme', 'p1', forever => true)"); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if d := denies(t, pool, "rate limit exceeded: projects: the id is held already", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p1', ttl => '1 hour')"); d.RetryAt != nil || d.Reason != "held" {
+	if d := denies(t, pool, "rate limit 'projects': an id is held already", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p1', ttl => '1 hour')"); d.RetryAt != nil || d.Reason != "held" {
 		t.Errorf("%+v", d)
 	}
 	h.holds("p2", ratelimit.Forever, team)
@@ -430,7 +430,9 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	settled := h.holds("settled", time.Hour, rendersByHand.Key("acme"), acme.Count(10))
 	h.settle(settled.Token, []float64{1, 0}, rendersByHand.Key("acme"), acme.Count(10))
 	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")
-	harness.MustExec(t, pool, "SELECT ratelimit._sweep_holds('', '', '', NULL)")
+	harness.MustExec(t, pool, `INSERT INTO ratelimit.holds (name, key, id, state, unit, count, taken_at, rest, part, until)
+		SELECT 'renders', 'a', 'over ' || i, 'settled', 'slots', 1, now() - interval '2 days', 0, 1, now() - interval '1 day' FROM generate_series(1, 2100) AS i`)
+	harness.MustExec(t, pool, "SELECT ratelimit.sweep('renders'), ratelimit.sweep('budget')")
 	before := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name")
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		tx := beginAt(t, pool, level)
@@ -443,7 +445,7 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 		}
 		harness.Succeeds(t, tx.Commit(t.Context()))
 	}
-	if after := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name"); after != before || strings.Count(after, "lapsed") != 2 {
+	if after := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name"); after != before || strings.Count(after, "lapsed") != 2 || strings.Contains(after, "over ") {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 	if harness.Scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", lapsed.Token) {
@@ -519,7 +521,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	}
 	app, operator, looker := as("consume"), as("operate"), as("look")
 
-	harness.MustExec(t, app, harness.DocSQL(t, "docs/holds.md", "SELECT token, expires FROM ratelimit.hold"))
+	harness.MustExec(t, app, harness.DocSQL(t, "docs/holds.md", "SELECT token, until FROM ratelimit.hold"))
 	listing := harness.DocSQL(t, "docs/holds.md", "SELECT * FROM ratelimit.holds")
 	for _, pool := range []*pgxpool.Pool{app, operator, looker} {
 		if got := harness.Lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(listing, ";")+") AS w"); got != "(\"acme/job 17\",1,f)" {
@@ -527,7 +529,8 @@ func TestDocsHoldBySQL(t *testing.T) {
 		}
 	}
 	harness.MustExec(t, app, harness.DocSQL(t, "docs/holds.md", "ratelimit.release('projects', 'team 7', 'project 17')"))
-	harness.WantRefused(t, looker, harness.DocSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit.hold('renders', 'acme', 'x', forever => true)")
+	harness.WantRefused(t, looker, harness.DocSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit.hold('renders', 'acme', 'x', forever => true)",
+		"SELECT ratelimit.release(name, key, '~'||replace(token::text, '-', '')||octet_length(id)||':'||id||json_build_array(json_build_array(name, key, count))) FROM ratelimit.holds WHERE token IS NOT NULL")
 	harness.WantRefused(t, app, harness.DocSQL(t, "docs/holds.md", "its worker hangs")) // it may not write the history
 	harness.MustExec(t, operator, "SELECT ratelimit.block('budget', 'acme', forever => true)")
 	harness.MustExec(t, operator, harness.DocSQL(t, "docs/holds.md", "its worker hangs"))

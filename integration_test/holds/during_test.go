@@ -71,10 +71,10 @@ func TestDuringExtendsWhatItHolds(t *testing.T) {
 		ran := false
 		err := limits.During(t.Context(), db, "job", ttl, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
 			ran = true
-			if held.Token == "" || held.Expires.Before(held.At.Add(ttl)) {
+			if held.Token == "" || held.Until.Before(held.At.Add(ttl)) {
 				t.Errorf("%+v", held)
 			}
-			longerThan(t, beside, "job", held.Expires)
+			longerThan(t, beside, "job", held.Until)
 			if _, err := other.Hold(t.Context(), beside, "another job", time.Minute, slots); !harness.Denied(err) {
 				t.Errorf("beside it: %v", err)
 			}
@@ -449,7 +449,7 @@ func TestDuringNeedsNoConnectionOfThePool(t *testing.T) {
 	pool, beside := harness.Connect(t, url, 1), harness.Connect(t, url, 2)
 	err := new(ratelimit.Limiter).During(t.Context(), pool, "job", 6*time.Second, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
 		return nil, pool.AcquireFunc(ctx, func(*pgxpool.Conn) error {
-			longerThan(t, beside, "job", held.Expires)
+			longerThan(t, beside, "job", held.Until)
 			return nil
 		})
 	}, ratelimit.Slots("slots", 1).Key("acme"))

@@ -38,8 +38,8 @@ func (h holder) hold(id string, ttl time.Duration, requests ...ratelimit.Request
 	if err != nil || held.Repeated || held.Token == "" {
 		h.Fatalf("Hold %s: %+v, %v", id, held, err)
 	}
-	if want := held.At.Add(ttl); ttl > 0 && !held.Expires.Equal(want) || ttl < 0 && !held.Expires.IsZero() {
-		h.Fatalf("Hold %s ends at %v, at %v for %v", id, held.Expires, held.At, ttl)
+	if want := held.At.Add(ttl); ttl > 0 && !held.Until.Equal(want) || ttl < 0 && !held.Until.IsZero() {
+		h.Fatalf("Hold %s ends at %v, at %v for %v", id, held.Until, held.At, ttl)
 	}
 	return held
 }
@@ -110,16 +110,16 @@ func TestHoldsOfSlots(t *testing.T) {
 		h.clock.Advance(10 * time.Second)
 		two := h.hold("job 2", time.Minute, acme)
 		h.has(acme, 0)
-		if at := h.refused(ratelimit.ReasonQuota, "job 3", time.Minute, acme); !at.Equal(one.Expires) {
-			t.Fatalf("retry at %v, want %v", at, one.Expires)
+		if at := h.refused(ratelimit.ReasonQuota, "job 3", time.Minute, acme); !at.Equal(one.Until) {
+			t.Fatalf("retry at %v, want %v", at, one.Until)
 		}
 		// The holder of the last slot is no stranger.
-		if at := h.refused(ratelimit.ReasonHeld, "job 2", time.Minute, acme); !at.Equal(two.Expires) {
-			t.Fatalf("retry at %v, want %v", at, two.Expires)
+		if at := h.refused(ratelimit.ReasonHeld, "job 2", time.Minute, acme); !at.Equal(two.Until) {
+			t.Fatalf("retry at %v, want %v", at, two.Until)
 		}
 		h.hold("job 1", time.Minute, renders.Key("other"))
-		if long := h.hold("long", 366*24*time.Hour-time.Microsecond, renders.Key("other")); long.Expires.Sub(long.At) != 366*24*time.Hour-time.Microsecond {
-			t.Fatalf("held from %v until %v", long.At, long.Expires)
+		if long := h.hold("long", 366*24*time.Hour-time.Microsecond, renders.Key("other")); long.Until.Sub(long.At) != 366*24*time.Hour-time.Microsecond {
+			t.Fatalf("held from %v until %v", long.At, long.Until)
 		}
 		h.release(one.Token)
 		h.has(acme, 1)

@@ -117,8 +117,8 @@ func takesOver(t *testing.T, pool *pgxpool.Pool, limits *ratelimit.Limiter) {
 	ends := harness.Scan[time.Time](t, pool, "SELECT until FROM ratelimit.holds WHERE id = 'job'")
 	harness.Eventually(t, "the slot comes back", func() bool {
 		held, err := limits.Hold(t.Context(), pool, "another job", time.Hour, slots)
-		if err == nil && held.Expires.Add(-time.Hour).Before(ends) {
-			t.Errorf("it was taken at %v, and was another's until %v", held.Expires.Add(-time.Hour), ends)
+		if err == nil && held.Until.Add(-time.Hour).Before(ends) {
+			t.Errorf("it was taken at %v, and was another's until %v", held.Until.Add(-time.Hour), ends)
 		}
 		return err == nil
 	})

@@ -78,7 +78,7 @@ func TestHoldsAtMostNLive(t *testing.T) {
 						}
 						granted.Add(1)
 						// It is live until it ends it or, for who dies or comes late, until its time is over.
-						if _, err := pool.Exec(t.Context(), "INSERT INTO live VALUES ($1, $2, $3, $4)", held.Token, id, held.Expires.Add(-ttl), held.Expires); err != nil {
+						if _, err := pool.Exec(t.Context(), "INSERT INTO live VALUES ($1, $2, $3, $4)", held.Token, id, held.Until.Add(-ttl), held.Until); err != nil {
 							t.Error(err)
 							return
 						}
@@ -101,13 +101,13 @@ func TestHoldsAtMostNLive(t *testing.T) {
 							}
 							return err
 						})
-						if errors.Is(err, ratelimit.ErrHoldLost) && !harness.Scan[time.Time](t, pool, "SELECT clock_timestamp()").Before(held.Expires) {
+						if errors.Is(err, ratelimit.ErrHoldLost) && !harness.Scan[time.Time](t, pool, "SELECT clock_timestamp()").Before(held.Until) {
 							lost.Add(1)
 						} else if err != nil {
-							t.Errorf("%v, at %v, of a hold until %v", err, before, held.Expires)
+							t.Errorf("%v, at %v, of a hold until %v", err, before, held.Until)
 							return
 						}
-						if before.Before(held.Expires) {
+						if before.Before(held.Until) {
 							if _, err := pool.Exec(t.Context(), "UPDATE live SET ended = $2 WHERE token = $1", held.Token, before); err != nil {
 								t.Error(err)
 								return

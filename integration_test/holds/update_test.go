@@ -40,7 +40,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 			hold := func(db ratelimit.DB, id string, requests ...ratelimit.Request) ratelimit.Held {
 				t.Helper()
 				held, err := limits.Hold(t.Context(), db, id, time.Minute, requests...)
-				if err != nil || held.Token == "" || held.Expires.Sub(held.At) < time.Minute || held.Expires.Sub(held.At) > 2*time.Minute {
+				if err != nil || held.Token == "" || held.Until.Sub(held.At) < time.Minute || held.Until.Sub(held.At) > 2*time.Minute {
 					t.Fatalf("%+v, %v", held, err)
 				}
 				return held
@@ -71,7 +71,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 					}
 				}, map[string]int{"UpdateHold": 1}, 1},
 				{"a hold without an end", func(pool *pgxpool.Pool, r ratelimit.Request) {
-					if held, err := limits.Hold(t.Context(), pool, "a", ratelimit.Forever, r); err != nil || !held.Expires.IsZero() || held.Token != "a" {
+					if held, err := limits.Hold(t.Context(), pool, "a", ratelimit.Forever, r); err != nil || !held.Until.IsZero() || held.Token != "a" {
 						t.Errorf("%+v, %v", held, err)
 					}
 					settle(pool, "a", false, r.Count(1))
@@ -247,7 +247,7 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 		ttl := []time.Duration{time.Minute, 12345678 * time.Microsecond, 366 * 24 * time.Hour, ratelimit.Forever}[random.IntN(4)]
 		call := func(l *ratelimit.Limiter) (ratelimit.Result, time.Time, error) {
 			held, err := l.Hold(t.Context(), pool, "id", ttl, limit.Key("a").Count(count))
-			return harness.ResultOf(held, err), held.Expires, err
+			return harness.ResultOf(held, err), held.Until, err
 		}
 		if ttl > 0 && limit.Config().Kind != "slots" && random.IntN(3) == 0 {
 			call = func(l *ratelimit.Limiter) (ratelimit.Result, time.Time, error) {
@@ -569,8 +569,8 @@ func TestAPlainHoldLastsFromItsTaking(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if held := <-done; held.Expires.Before(waited.Add(100*time.Millisecond)) || !held.At.Before(waited) {
-		t.Errorf("decided at %v, until %v; waited until %v", held.At, held.Expires, waited)
+	if held := <-done; held.Until.Before(waited.Add(100*time.Millisecond)) || !held.At.Before(waited) {
+		t.Errorf("decided at %v, until %v; waited until %v", held.At, held.Until, waited)
 	}
 }
 

@@ -144,7 +144,7 @@ func TestAHoldIsExtendedByItsToken(t *testing.T) {
 	clock.Advance(50 * time.Second)
 	for _, row := range []struct{ ttl, want time.Duration }{{5 * time.Minute, 5 * time.Minute}, {time.Second, 5 * time.Minute}} { // never shorter
 		again, err := limits.Hold(t.Context(), pool, held.Token, row.ttl)
-		if err != nil || again.Token != held.Token || !again.At.Equal(clock.At) || !again.Expires.Equal(clock.At.Add(row.want)) {
+		if err != nil || again.Token != held.Token || !again.At.Equal(clock.At) || !again.Until.Equal(clock.At.Add(row.want)) {
 			t.Errorf("%+v, %v", again, err)
 		}
 		if until := harness.Scan[time.Time](t, pool, "SELECT min(until) FROM ratelimit.holds"); !until.Equal(clock.At.Add(row.want)) {

@@ -131,7 +131,7 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit.sweep":        "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
 		"ratelimit.pause":        "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
 		"ratelimit.resume":       "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
-		"ratelimit.hold":         "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, count double precision DEFAULT 1, ttl interval DEFAULT NULL::interval, forever boolean DEFAULT false, global boolean DEFAULT false, OUT token text, OUT expires timestamp with time zone, OUT repeated boolean, OUT remaining double precision, OUT at timestamp with time zone",
+		"ratelimit.hold":         "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, count double precision DEFAULT 1, ttl interval DEFAULT NULL::interval, forever boolean DEFAULT false, global boolean DEFAULT false, OUT token text, OUT until timestamp with time zone, OUT repeated boolean, OUT remaining double precision, OUT at timestamp with time zone",
 		"ratelimit.hold_many":    "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
 		"ratelimit.release_many": "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
 		"ratelimit.recount":      "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
@@ -245,11 +245,11 @@ func askAll(w harness.World, tx pgx.Tx, requests []map[string]any, now time.Time
 	}
 	a.denied = strings.Split(strings.TrimPrefix(pgErr.Message, "rate limit exceeded: "), ", ")
 	var detail struct {
-		Limit   string
+		Name    string
 		RetryAt *time.Time `json:"retry_at"`
 	}
 	w.Do(json.Unmarshal([]byte(pgErr.Detail), &detail))
-	if !slices.Contains(a.denied, detail.Limit) {
+	if !slices.Contains(a.denied, detail.Name) {
 		w.Fatalf("%s: %q is not among those that deny", pgErr.Detail, a.denied)
 	}
 	if detail.RetryAt != nil {

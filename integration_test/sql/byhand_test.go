@@ -455,10 +455,10 @@ func TestByHandADenialIsAnError(t *testing.T) {
 		w.Do(tx.Rollback(w.Context()))
 		var retryAfter, remaining float64
 		var retryAt, resetAt time.Time
-		var limit string
-		w.Do(w.DB.QueryRow(w.Context(), `SELECT d->>'limit', (d->>'remaining')::float8, (d->>'retry_after')::float8, (d->>'retry_at')::timestamptz, (d->>'reset_at')::timestamptz
-			FROM (SELECT $1::json) AS t (d)`, pgErr.Detail).Scan(&limit, &remaining, &retryAfter, &retryAt, &resetAt))
-		if limit != "secret" || remaining != 0 || retryAfter != 60 || !retryAt.Equal(harness.Noon.Add(time.Minute)) || !resetAt.Equal(retryAt) {
+		var name string
+		w.Do(w.DB.QueryRow(w.Context(), `SELECT d->>'name', (d->>'remaining')::float8, (d->>'retry_after')::float8, (d->>'retry_at')::timestamptz, (d->>'reset_at')::timestamptz
+			FROM (SELECT $1::json) AS t (d)`, pgErr.Detail).Scan(&name, &remaining, &retryAfter, &retryAt, &resetAt))
+		if name != "secret" || remaining != 0 || retryAfter != 60 || !retryAt.Equal(harness.Noon.Add(time.Minute)) || !resetAt.Equal(retryAt) {
 			w.Fatalf("%s", pgErr.Detail)
 		}
 	})

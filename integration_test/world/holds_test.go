@@ -293,7 +293,7 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		return
 	}
 	h.token, h.step, h.windowEnd, h.full = held.Token, w.step, before.ResetAt, before.Decides == "definition" && before.Remaining <= before.Capacity
-	if !held.Expires.Equal(h.until) || ttl < 0 != (h.token == h.id) {
+	if !held.Until.Equal(h.until) || ttl < 0 != (h.token == h.id) {
 		w.failf("%s: %+v", what, held)
 	}
 	back := 0.0 // at most

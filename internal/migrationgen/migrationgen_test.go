@@ -290,6 +290,11 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r.release(first)
 			edit(r)
 			r.wantError("engine/keys.sql", "function keys", "older libraries")
+			r.write("00002_no_keys.sql", "-- +goose Up\nDROP FUNCTION ratelimit.keys;\n-- engine: function keys gone\n-- +goose Down\nSELECT 1;\n")
+			r.generate()
+			if up, _ := r.statements(third); !slices.Contains(up, "CREATE FUNCTION ratelimit.keys") || !strings.Contains(r.read(third), "added CONSTANT text[] := '{keys}'") {
+				t.Error("the function is not made anew, with its grants")
+			}
 		})
 	}
 	r := newRepo(t)

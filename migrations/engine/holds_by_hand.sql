@@ -24,10 +24,22 @@ BEGIN
 END
 $body$;
 
+-- Says that an id is held by somebody else, or settled. That is a conflict, and not a denial of the limit: to wait for room does not help.
+CREATE OR REPLACE FUNCTION ratelimit._id_taken(name text, state text, until timestamptz, at timestamptz) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+DECLARE
+    said text[] := ratelimit._denied(ARRAY[name], name, NULL, CASE WHEN state = 'held' THEN nullif(until, 'infinity') END, NULL, at, state);
+BEGIN
+    RAISE SQLSTATE 'PT409' USING DETAIL = said[2], HINT = said[3],
+        MESSAGE = pg_catalog.format('rate limit %L: %s', name, CASE state WHEN 'held' THEN 'an id is held already' ELSE 'an id is settled: its work was done within a day' END);
+END
+$body$;
+
 -- Decides for ratelimit.hold, at an instant that tests choose.
 CREATE OR REPLACE FUNCTION ratelimit._hold_by_hand(
     name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL, raises boolean DEFAULT true,
-    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz, OUT denial text[]
+    OUT token text, OUT until timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz, OUT denial text[]
 )
 LANGUAGE plpgsql SET extra_float_digits = 1 -- the token has the count
 AS $body$
@@ -72,13 +84,7 @@ BEGIN
         q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
     at := h.at;
     IF h.state IN ('held', 'settled') THEN
-        h.until := CASE WHEN h.state = 'held' THEN nullif(h.until, 'infinity') END;
-        denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
-            pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
-                'reason', h.state)::text,
-            CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
-                WHEN h.until IS NULL THEN 'It is held without an end, until it is released.'
-                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END];
+        PERFORM ratelimit._id_taken(name, h.state, h.until, at);
     ELSIF h.state = 'released' THEN
         RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
@@ -97,7 +103,7 @@ BEGIN
     END IF;
     token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id,
         pg_catalog.json_build_array(pg_catalog.json_build_array(q.name, q.key, q.count))) END;
-    expires := nullif(h.until, 'infinity');
+    until := nullif(h.until, 'infinity');
     repeated := h.state = 'repeated';
     IF repeated THEN
         remaining := NULL;
@@ -132,14 +138,14 @@ $body$;
 CREATE OR REPLACE FUNCTION ratelimit.hold(
     name text, key text DEFAULT NULL, id text DEFAULT NULL, count double precision DEFAULT 1, ttl interval DEFAULT NULL,
     forever boolean DEFAULT false, global boolean DEFAULT false,
-    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
+    OUT token text, OUT until timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 DECLARE
     denial text[];
 BEGIN
-    SELECT r.token, r.expires, r.repeated, r.remaining, r.at, r.denial INTO token, expires, repeated, remaining, at, denial
+    SELECT r.token, r.until, r.repeated, r.remaining, r.at, r.denial INTO token, until, repeated, remaining, at, denial
       FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global, raises => false) AS r;
     IF denial IS NOT NULL THEN
         RAISE SQLSTATE 'PT429' USING MESSAGE = denial[1], DETAIL = denial[2], HINT = denial[3];
@@ -169,14 +175,16 @@ Arguments:
 
 Result:
   token      for ratelimit.release, and for Settle and Release of the Go library. It has the limit and key in the clear. Without an end, it is the id
-  expires    when it ends; NULL: it has no end
+  until      when it ends; NULL: it has no end
   repeated   true: the id is held without an end already, and is asked for without an end again. Nothing was taken
   remaining  the balance, in slots or tokens; NULL if repeated
   at         the instant of the decision
 
 Errors:
-  PT429    denied: nothing was taken. As of ratelimit; retry_at of slots is when holds that end have made room at the latest, if none is
-           extended. The reason in the DETAIL may also be held, by another delivery of the work, which ends at retry_at, or settled, within a day
+  PT429    denied: nothing was taken. As of ratelimit.consume; retry_at of slots is when holds that end have made room at the latest, if none is
+           extended
+  PT409    another delivery of the work has the id. Nothing was taken. DETAIL is as of PT429. Its reason is held, until retry_at, or settled, within a
+           day: drop this delivery
   22023    an argument is invalid, no program has published the limit, or only the program knows the numbers of the key
   0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
@@ -417,11 +425,7 @@ BEGIN
         LOOP
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
             IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN
-                rec.until := CASE WHEN rec.state = 'held' THEN greatest(rec.until, at + interval '1 second') END;
-                denial := ARRAY[pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
-                    pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
-                        'reason', rec.state)::text, 'ratelimit.holds says which work has them.'];
-                RETURN;
+                PERFORM ratelimit._id_taken(name, rec.state, greatest(rec.until, at + interval '1 second'), at);
             END IF;
             UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
              WHERE h.name = name AND h.key = own AND h.id = rec.id;
@@ -467,7 +471,7 @@ Arguments:
   global  true: the limit has no keys, and key must be NULL. Default false
 
 Errors:
-  PT429    denied: nothing was taken. As of ratelimit.hold
+  PT429, PT409  nothing was taken. As of ratelimit.hold
   22023    an argument is invalid, the limit has no slots, no program has published it, or only the program knows their number
   0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again

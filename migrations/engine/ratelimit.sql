@@ -27,7 +27,7 @@ LANGUAGE plpgsql
 AS $body$
 BEGIN
     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong),
-        DETAIL = pg_catalog.json_build_object('limit', name, 'reason', 'never');
+        DETAIL = pg_catalog.json_build_object('name', name, 'reason', 'never');
 END
 $body$;
 
@@ -495,7 +495,7 @@ LANGUAGE plpgsql
 AS $body$
 BEGIN
     RETURN ARRAY['rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
-        pg_catalog.json_build_object('limit', name, 'remaining', remaining,
+        pg_catalog.json_build_object('name', name, 'remaining', remaining,
             'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at, 'reason', reason)::text,
         CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
             ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END];
@@ -638,7 +638,7 @@ Errors:
 
 The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
-  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ..., "reason": "quota" or,
+  DETAIL        JSON: {"name": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ..., "reason": "quota" or,
                 if the rate is 0 or there are no slots, "plan" or, if the key is blocked, "block"}. retry_at is the
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
                 or, if an override ends before, by what follows; after a block, when no block denies any more. If only the program
@@ -971,7 +971,7 @@ Result, one row for each object, in the order of the list:
   at         the instant of the decision
 
 Errors, besides those of ratelimit.consume:
-  PT429  denied: nothing was taken from any of them. MESSAGE names the limits that deny. limit in the DETAIL is the one to wait for,
+  PT429  denied: nothing was taken from any of them. MESSAGE names the limits that deny. name in the DETAIL is the limit to wait for,
          and retry_at is the first instant at which the same call would be granted; null if one of them waits for nothing
   22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice
 $text$;

@@ -311,14 +311,22 @@ CREATE OR REPLACE FUNCTION ratelimit.sweep(
 )
 LANGUAGE plpgsql
 AS $body$
+DECLARE
+    h record;
 BEGIN
     SELECT s.deleted, s.next INTO deleted, next FROM ratelimit._sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
+    SELECT name AS next_name, first AS next_key, ''::text AS next_id INTO h;
+    LOOP -- the holds of these keys
+        SELECT s.* INTO h FROM ratelimit._sweep_holds(h.next_name COLLATE "C", h.next_key COLLATE "C", h.next_id COLLATE "C", NULL) AS s;
+        EXIT WHEN (h.next_name = name COLLATE "C" AND (next IS NULL OR h.next_key < next COLLATE "C")) IS NOT TRUE;
+    END LOOP;
 END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.sweep(text, double precision, interval, text, double precision, timestamptz, text, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
+It also gives back what expired holds of these keys hold, and forgets holds that are over.
 
     SELECT * FROM ratelimit.sweep('sendMessage')
 
@@ -334,7 +342,7 @@ Arguments: as for ratelimit.consume, without zone and anchor, and
   first    the key to begin with; default '', the first of all
 
 Result:
-  deleted  the number of deleted rows
+  deleted  the number of deleted rows, without holds
   next     the argument first for the next call; NULL: this was the last
 
 Errors:
