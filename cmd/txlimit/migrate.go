@@ -249,7 +249,7 @@ func (a *app) sayChecked(version int64, s migrations.Schema, err error) error {
 	if version > migrations.Version {
 		fmt.Fprintf(a.stderr, "The schema has version %d, which is newer than this program: it works, and a newer txlimit can do more.\n", version)
 	}
-	anew := a.in("rename it, run `txlimit migrate`, grant, copy the rows, and drop the renamed one: CHANGELOG.md has the SQL.")
+	anew := a.in("rename it, run `txlimit migrate`, grant, copy the rows, and drop the renamed one: docs/operations.md#rename-or-move-the-schema has the SQL.")
 	switch {
 	case errors.Is(err, migrations.ErrBehind):
 		fmt.Fprintf(a.stderr, a.in("The schema %s is behind this program, and no migration is left to run: an unreleased build made it. To make it anew, %s\n"), printable(a.schema), anew)

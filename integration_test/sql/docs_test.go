@@ -184,14 +184,6 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Errorf("limited are %q", got)
 			}
 		},
-		"last_used": func(n *night, sql string) {
-			n.consume(n.pool, nightMessages.Key("ann"))
-			n.exec(`UPDATE ratelimit.limits SET ts = ts - interval '1 day'`)
-			n.consume(n.pool, ratelimit.TokenBucket("other", 10, time.Minute).Global())
-			if got := n.first(sql); len(got) != 2 || got[0] != "other" || got[1] != "sendMessage" {
-				n.Errorf("the limits are %q", got)
-			}
-		},
 		"backend_xid": func(n *night, sql string) {
 			n.whileOneWaits(func(blocker int) {
 				// True once older transactions of other tests have ended.
