@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1314205505f7b7ea9d67aef608ea57358bf717e4ecfbed47299f66790ab15bae"
+const Hash = "b699fc6b04bb04bc6d0e6a2fc750ec5989e9c9d047cdf1daddceaf98f12fe684"
