@@ -45,7 +45,7 @@ type Result struct {
 
 	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, by
 	// a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the Counts
-	// of the first call, but for a limit that it did not count: an Unlimited one.
+	// of the first call, but for a limit that it did not count: an Unlimited one. Their Remaining and ResetAt are zero: not read.
 	Repeated bool
 
 	// Requests has the status of each request of the call, in order.
