@@ -4602,7 +4602,7 @@ BEGIN
       INTO value, ts, latest, last, m
       FROM ratelimit.limits AS r
      WHERE r.name = name AND r.key = key;
-    IF only_ids IS NULL AND latest > at AND latest < at + interval '1 second' AND latest <= clock_timestamp() THEN -- used since the clock was read: no pause
+    IF only_ids IS NULL AND latest > at AND at >= statement_timestamp() AND latest <= clock_timestamp() THEN -- used since the server's clock was read: no pause
         at := latest;
     END IF;
     IF NOT ratelimit._may('SELECT') THEN

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "b699fc6b04bb04bc6d0e6a2fc750ec5989e9c9d047cdf1daddceaf98f12fe684"
+const Hash = "7586ca795e776f93dee4cb6462700b971adcd1907cdc98c853d01cb9369f4df2"

@@ -40,7 +40,9 @@ func (c *call) fillRows(r *Result, a *answer) {
 	r.At = a.at.Time()
 	if len(c.demands) == 1 && c.demands[0].numbers.Window { // after a wait, a later window than that of At
 		for _, row := range a.rows[0] {
-			r.takenAt = max(r.takenAt, row.TS)
+			if row.TS > a.at {
+				r.takenAt = max(r.takenAt, row.TS)
+			}
 		}
 	}
 	if r.runAt = runAt; !r.OK {
