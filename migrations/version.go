@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7586ca795e776f93dee4cb6462700b971adcd1907cdc98c853d01cb9369f4df2"
+const Hash = "fe0f32eae78c880daa922c99554840e9831603681e9a3ab6265617238d5deb5b"
