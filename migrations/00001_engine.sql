@@ -3393,6 +3393,10 @@ BEGIN
             older.capacity := (SELECT n.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), CASE WHEN older.id = 0 THEN 0 END,
                 varying => true, under => nullif(older.id, 0)) AS n);
         END IF;
+        IF older.id = 0 THEN -- lists that were replaced lately are there for 7 days
+            older.capacity := greatest(older.capacity, (SELECT max(d.capacity) FROM ratelimit.definitions AS d
+                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND d.published_at > clock_timestamp() - fills));
+        END IF;
         most := greatest(most, older.capacity);
         IF older.id = 0 OR older.made_at <= clock_timestamp() - fills OR older.added > '0' THEN -- of which all before were less
             known := known OR older.capacity IS NOT NULL;
@@ -3453,8 +3457,8 @@ it was full by the larger capacity, and the difference comes on top, once. For a
 
 Arguments:
   id        the id of the override
-  capacity  the largest capacity before; default NULL: that of the overrides in force before, and as published. A smaller one than that of
-            the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless an override
+  capacity  the largest capacity before; default NULL: that of the overrides in force before, and as published, also before a deploy within
+            7 days. A smaller one than that of the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless an override
             before has counted for so long, or has added tokens; and the override itself has to give a capacity
 
 Errors:
@@ -4602,7 +4606,7 @@ BEGIN
       INTO value, ts, latest, last, m
       FROM ratelimit.limits AS r
      WHERE r.name = name AND r.key = key;
-    IF only_ids IS NULL AND latest > at AND latest < at + interval '1 second' AND latest <= clock_timestamp() THEN -- used since the clock was read: no pause
+    IF only_ids IS NULL AND latest > at AND at >= statement_timestamp() AND latest <= clock_timestamp() THEN -- used since the server's clock was read: no pause
         at := latest;
     END IF;
     IF NOT ratelimit._may('SELECT') THEN
@@ -4771,7 +4775,7 @@ $body$;
 -- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
 -- conflict with the holds of other ids.
 CREATE FUNCTION ratelimit._claim(
-    own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[],
+    own text, own_token uuid, units text[], names text[], keys text[], starts timestamptz[], shards integer[], counts double precision[],
     d ratelimit._decisions, at timestamptz, INOUT until timestamptz, OUT state text
 )
 LANGUAGE plpgsql
@@ -4783,20 +4787,23 @@ DECLARE
     met   integer[] := '{}'; -- the positions whose rows were there
     own_rest double precision;
     rest  double precision[] := '{}';
+    own_ts timestamptz;
+    taken timestamptz[] := '{}'; -- by position: of a window, in that of its rows, which may have begun during a wait
     part  double precision[] := '{}';
     ends  timestamptz := until; -- of the new hold
     kind  text := CASE WHEN own_token IS NULL AND until < 'infinity' THEN 'once' ELSE 'held' END;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT count(*), coalesce(sum(u.value), '0') INTO m, own_rest
-          FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i;
+        SELECT count(*), coalesce(sum(u.value), '0'), max(u.ts) INTO m, own_rest, own_ts
+          FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value), pg_catalog.unnest(d.ts)) AS u (ord, value, ts) WHERE u.ord = i;
         rest[i] := own_rest;
+        taken[i] := CASE WHEN starts[i] IS NULL THEN d.at ELSE greatest(own_ts, d.at) END;
         part[i] := CASE WHEN m = 1 THEN '1'::double precision / shards[i]::double precision ELSE 1 END;
         counts[i] := CASE WHEN units[i] = 'none' THEN 0 ELSE counts[i] END;
     END LOOP;
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-        VALUES (names[i], keys[i], own, kind, units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
+        VALUES (names[i], keys[i], own, kind, units[i], own_token, counts[i], taken[i], rest[i], part[i], ends)
         ON CONFLICT (name, key, id) DO UPDATE SET count = h.count WHERE false;
         IF NOT FOUND THEN
             met := pg_catalog.array_append(met, i);
@@ -4818,11 +4825,11 @@ BEGIN
                AND h.token IS NOT NULL AND CASE h.state WHEN 'held' THEN h.unit <> 'none' WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
             IF FOUND THEN
                 INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-                VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
+                VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), coalesce(taken[i]), coalesce(rest[i]), coalesce(part[i]), ends);
                 CONTINUE;
             END IF;
             UPDATE ratelimit.holds AS h
-               SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
+               SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = coalesce(taken[i]),
                    rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END LOOP;
@@ -4939,7 +4946,7 @@ BEGIN
         at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
         IF d.granted THEN
             SELECT c.state, c.until INTO state, until
-              FROM ratelimit._claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+              FROM ratelimit._claim(own, own_token, units, names, keys, starts, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
             IF state <> 'taken' THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
@@ -7260,7 +7267,7 @@ DROP FUNCTION ratelimit._settle(release boolean, own text, own_token uuid, takin
 DROP FUNCTION ratelimit._hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION ratelimit._as_known(state text, until timestamptz, at timestamptz, own text, names text[], keys text[]);
 DROP FUNCTION ratelimit._free_at(name text, key text, count double precision, floor double precision, at timestamptz);
-DROP FUNCTION ratelimit._claim(own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[], d ratelimit._decisions, at timestamptz, INOUT until timestamptz);
+DROP FUNCTION ratelimit._claim(own text, own_token uuid, units text[], names text[], keys text[], starts timestamptz[], shards integer[], counts double precision[], d ratelimit._decisions, at timestamptz, INOUT until timestamptz);
 DROP FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
 DROP FUNCTION ratelimit._known(own text, own_token uuid, repeats text, names text[], keys text[], at timestamptz);
 DROP FUNCTION ratelimit._reclaim(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, now timestamptz, windows timestamptz[], most integer, upto timestamptz);

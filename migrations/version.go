@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9336f653ef96f62b140803d9fcaec95989a9190903643586eaad03d52e83e7dc"
+const Hash = "ed09371acd7210b79f5215555bb531a555d9040e9696019c44b55583bfe300f4"

@@ -130,7 +130,8 @@ WITH taken AS (
     RETURNING r.value, r.ts
 ), held AS (
     INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-    SELECT @name::text, @key::text, @id::text, @state::text, @unit::text, sqlc.narg('token')::uuid, @count::double precision, statement_timestamp(), t.value, 1,
+    SELECT @name::text, @key::text, @id::text, @state::text, @unit::text, sqlc.narg('token')::uuid, @count::double precision,
+           CASE WHEN sqlc.narg('start')::timestamptz IS NULL THEN statement_timestamp() ELSE t.ts END, t.value, 1,
            coalesce(clock_timestamp() + sqlc.narg('ttl')::interval, 'infinity')
       FROM taken AS t
     ON CONFLICT DO NOTHING

@@ -39,8 +39,10 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 	}
 	c.asked = requests
 	c.requests, c.inForce = l.overrides.applied(c.does, requests, c.local)
-	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil && !c.allowedLater(err) {
-		return c, err
+	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil {
+		if err = c.never(err); err != nil {
+			return c, err
+		}
 	}
 	if c.does.ignoresCount {
 		if err = noCounts(string(v), requests); err != nil {

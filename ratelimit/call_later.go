@@ -105,13 +105,19 @@ func (c *call) allSpans(ds ...[]demand) (all [][]span) {
 	return all
 }
 
-// allowedLater reports whether each demand that asks for too much does so only until an override ends, whatever denies the others. One that is
+// never is the error of demands, of the first one whose count no numbers to come can grant either, whatever denies the others. One that is
 // decided by itself is just denied.
-func (c *call) allowedLater(err error) bool {
+func (c *call) never(err error) error {
+	if !errors.Is(err, ErrExceedsCapacity) {
+		return err
+	}
 	now := c.overrides.now(c.local)
-	return errors.Is(err, ErrExceedsCapacity) && (c.does.each || !anyOf(c.demands, func(d *demand) bool {
-		return d.tooMuch && c.allowedAt(now, []demand{*d}) == algebra.Forever
-	}))
+	for i := range c.demands {
+		if d := &c.demands[i]; d.tooMuch && !c.does.each && c.allowedAt(now, []demand{*d}) == algebra.Forever {
+			return d.validate(c.does)
+		}
+	}
+	return nil
 }
 
 // allowedAt is when neither a block nor a rate of 0 denies the demands, and the numbers can grant their counts. Whether the tokens are

@@ -38,6 +38,13 @@ func (c *call) fillRows(r *Result, a *answer) {
 	}
 	r.OK = a.granted
 	r.At = a.at.Time()
+	if len(c.demands) == 1 && c.demands[0].numbers.Window { // after a wait, a later window than that of At
+		for _, row := range a.rows[0] {
+			if row.TS > a.at {
+				r.takenAt = max(r.takenAt, row.TS)
+			}
+		}
+	}
 	if r.runAt = runAt; !r.OK {
 		if len(c.demands) > 1 && !c.does.holds && (anyOf(c.demands, c.overrideEnds) || anyOf(c.rowless, c.overrideEnds)) { // what one gets, another may lose meanwhile
 			retryAt = c.grantedAt(a, 0, len(c.demands))

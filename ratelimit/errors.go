@@ -63,7 +63,7 @@ var (
 
 	// ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when
 	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Nothing was
-	// sent. A count that only an override with an end cannot grant is a denial.
+	// sent. A count that only an override with an end cannot grant is a denial. The error names a limit that never can.
 	ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
 	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Charge, Refund, Settle
@@ -193,7 +193,8 @@ type DeniedError struct {
 	RetryAt    time.Time
 	RetryAfter time.Duration
 
-	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status].
+	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status]. With
+	// ReasonHeld and ReasonSettled, they are zero: not read.
 	Remaining float64
 	ResetAt   time.Time
 

@@ -477,14 +477,26 @@ func (c *call) fillHeld(r *Result, a *answer) {
 		}
 		return
 	case heldRepeated:
-		r.OK, r.Repeated = true, true
+		if r.Repeated = true; c.does.settles {
+			break
+		}
+		r.OK = true
 		for i := range r.Requests {
 			r.Requests[i].OK = true
 		}
 		for i, counted := range a.rows { // by the first call
-			if requests := c.demands[i].requests; c.does.deniable && len(counted) > 0 && len(requests) == 1 {
+			if requests := c.demands[i].requests; len(counted) > 0 && len(requests) == 1 {
 				r.Requests[requests[0]].Count = counted[0].Value
 			}
+		}
+		return
+	case heldLate:
+		if slices.ContainsFunc(a.rows, func(rows []algebra.Row) bool { return len(rows) > 0 }) {
+			break
+		}
+		r.OK, r.Remaining = true, math.NaN() // no row was read
+		for i := range r.Requests {
+			r.Requests[i].OK, r.Requests[i].Remaining = true, math.NaN()
 		}
 		return
 	}

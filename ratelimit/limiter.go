@@ -63,7 +63,7 @@ type Decision struct {
 	Verb string
 
 	// Result is the caller's result. If nothing was decided, its requests hold only Limit, Key and Count, and of a
-	// Wait whose ctx ended Taken and Delay.
+	// Wait whose ctx ended Taken and Delay. Of a Release that found nothing, Remaining is NaN: not known.
 	Result Result
 	Err    error // the caller's error
 

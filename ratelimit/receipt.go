@@ -131,7 +131,7 @@ func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()
 	}
-	made := receipt{Version: receiptVersion, Schema: r.schema, At: r.At, RunAt: r.runAt.Time()}
+	made := receipt{Version: receiptVersion, Schema: r.schema, At: r.At, RunAt: max(r.runAt, r.takenAt).Time()}
 	if r.takenAt != 0 {
 		made.At = r.takenAt.Time()
 	}

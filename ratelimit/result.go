@@ -20,7 +20,7 @@ type Result struct {
 
 	// At is the instant of the decision. If the call waited for another transaction that held the row, and was then
 	// granted, it is the instant at which the wait began. Its receipt has the same instant, so of a token bucket less comes back:
-	// the rate times the wait.
+	// the rate times the wait. (Of one window, it has that of the window which the tokens were taken from.)
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
@@ -45,7 +45,7 @@ type Result struct {
 
 	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, by
 	// a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the Counts
-	// of the first call, but for a limit that it did not count: an Unlimited one.
+	// of the first call, but for a limit that it did not count: an Unlimited one. Their Remaining and ResetAt are zero: not read.
 	Repeated bool
 
 	// Requests has the status of each request of the call, in order.
@@ -59,7 +59,7 @@ type Result struct {
 	held        held           // of a verb about holds
 	known       Reason         // of a Hold that is denied since its id is known
 	runAt       algebra.Micros // of a grant: when the work may run
-	takenAt     algebra.Micros // of a grant in memory: when the tokens were taken; 0: at At
+	takenAt     algebra.Micros // of a grant in memory or of one window: when the tokens were taken; 0: at At
 
 	sooner func(local pgtype.Timestamptz) algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
 }

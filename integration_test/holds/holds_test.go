@@ -125,7 +125,13 @@ func TestHoldsOfSlots(t *testing.T) {
 		h.has(acme, 1)
 		h.refused(ratelimit.ReasonHeld, "job 2", time.Minute, acme) // with room, too
 		h.has(acme, 1)
+		h.limits.Observer = func(_ context.Context, d ratelimit.Decision) {
+			if !math.IsNaN(d.Result.Remaining) || !math.IsNaN(d.Result.Requests[0].Remaining) {
+				t.Errorf("released nothing, and no row was read: %+v", d.Result)
+			}
+		}
 		h.release(one.Token)
+		h.limits.Observer = nil
 		h.has(acme, 1)
 		h.lost(one.Token, acme)
 		three := h.hold("job 1", time.Minute, acme)
@@ -134,7 +140,7 @@ func TestHoldsOfSlots(t *testing.T) {
 		h.has(acme, 0)
 		h.settle(two.Token, []float64{1}, acme)
 		h.has(acme, 1)
-		if result, err := h.limits.Settle(t.Context(), db, two.Token, acme); err != nil || !result.OK || !result.Repeated {
+		if result, err := h.limits.Settle(t.Context(), db, two.Token, acme); err != nil || !result.OK || !result.Repeated || result.Remaining != 1 || result.Requests[0].Remaining != 1 {
 			t.Fatalf("a second Settle: %+v, %v", result, err)
 		}
 		h.has(acme, 1)
@@ -1106,8 +1112,10 @@ func TestHoldsInAPause(t *testing.T) {
 		r := limit.Key("over")
 		h.hold("job 3", time.Second, r.Count(8))
 		w.Pause(time.Minute, r)
-		h.clock.Advance(2 * time.Second)
-		h.refused(ratelimit.ReasonQuota, "job 4", time.Minute, r)
-		w.Holds(r, 0)
+		for _, then := range []time.Duration{2 * time.Second, 57500 * time.Millisecond} { // the last by a clock that is behind the server's
+			h.clock.Advance(then)
+			h.refused(ratelimit.ReasonQuota, "job 4", time.Minute, r)
+			w.Holds(r, 0)
+		}
 	})
 }

@@ -255,21 +255,21 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 				return result, time.Time{}, err
 			}
 		}
-		rows := func() string {
+		rows := func(at time.Time) string {
 			t.Helper()
 			return harness.Scan[string](t, pool, `WITH h AS (DELETE FROM ratelimit.holds WHERE name = $1 RETURNING *), r AS (SELECT * FROM ratelimit.limits WHERE name = $1)
 				SELECT ROW(r.value, r.ts, r.lapses <= h.until, h.key, h.id, h.state, h.unit, h.token IS NULL, h.count, h.taken_at, h.rest, h.part,
-				    CASE WHEN h.until BETWEEN h.taken_at + $2 AND h.taken_at + $2 + interval '1 minute' THEN 'in time' ELSE h.until::text END)::text
-				  FROM r LEFT JOIN h ON true`, name, max(ttl, 0))
+				    CASE WHEN h.until BETWEEN $3::timestamptz + $2 AND $3::timestamptz + $2 + interval '1 minute' THEN 'in time' ELSE h.until::text END)::text
+				  FROM r LEFT JOIN h ON true`, name, max(ttl, 0), at)
 		}
 		result, expires, err := call(&limits)
 		if err != nil && !harness.Denied(err) {
 			t.Fatal(err)
 		}
-		plain := rows()
+		plain := rows(result.At)
 		harness.MustExec(t, pool, fmt.Sprintf("UPDATE ratelimit.limits SET value = %v, ts = '%s', lapses = NULL WHERE name = '%s'", value, ts.UTC().Format("2006-01-02 15:04:05.999999Z07:00"), name))
 		byFunction, expiresBy, errBy := call(&ratelimit.Limiter{Clock: func() time.Time { return result.At }})
-		by := rows()
+		by := rows(result.At)
 		if (err == nil) != (errBy == nil) || plain != by || byFunction.OK != result.OK || byFunction.Remaining != result.Remaining || !byFunction.ResetAt.Equal(result.ResetAt) ||
 			!byFunction.RetryAt.Equal(result.RetryAt) || byFunction.Receipt() != result.Receipt() || expires.Sub(expiresBy).Abs() > time.Minute || expires.IsZero() != expiresBy.IsZero() {
 			t.Fatalf("%v, a row of %v, %v ago, %v for %v:\n%s\n%+v\nby the function:\n%s\n%+v", limit, value, ago, count, ttl, plain, result, by, byFunction)

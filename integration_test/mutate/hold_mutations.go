@@ -409,8 +409,20 @@ var holdMutations = []mutation{
 		tests: "TestHoldsADuplicateTakesNothing",
 	}, {
 		name: "hold-plain-rest", file: plainHolds, what: "the plain statement of a hold forgets what was left",
-		old: "statement_timestamp(), t.value, 1,", new: "statement_timestamp(), 0, 1,",
+		old: "ELSE t.ts END, t.value, 1,", new: "ELSE t.ts END, 0, 1,",
 		tests: "TestAPlainHoldDecidesAsTheFunction",
+	}, {
+		name: "hold-plain-late", file: plainHolds, what: "a plain hold that waited is of the window in which it began",
+		old: "ELSE t.ts END, t.value, 1,", new: "ELSE statement_timestamp() END, t.value, 1,",
+		tests: "TestWhatWaitedForItsRowComesBackToItsWindow",
+	}, {
+		name: "hold-late", file: "migrations/engine/holds.sql", what: "a hold that waited is of the window in which it began",
+		old: "ELSE greatest(own_ts, d.at) END;", new: "ELSE d.at END;",
+		tests: "TestWhatWaitedForItsRowComesBackToItsWindow",
+	}, {
+		name: "receipt-late", file: "ratelimit/call_result.go", what: "the receipt of a call that waited is of the window in which it began",
+		old: "if row.TS > a.at {", new: "if false {",
+		tests: "TestWhatWaitedForItsRowComesBackToItsWindow",
 	}, {
 		name: "hold-plain-in-vain", file: "ratelimit/call_update.go", what: "denied holds keep other limits from sending UPDATEs",
 		old: "return \"txlimit: updates of holds\"", new: "return \"txlimit: updates\"",

@@ -176,7 +176,7 @@ var overrideMutations = []mutation{
 		tests: "TestOverridesThatEndInTheFarFuture",
 	}, {
 		name: "later-too-much-alone", file: "ratelimit/call_later.go", what: "a call for too much until an override ends is a mistake if another key of it is blocked",
-		old: "return d.tooMuch && c.allowedAt(now, []demand{*d}) == algebra.Forever", new: "return d.tooMuch && c.allowedAt(now, c.demands, c.rowless) == algebra.Forever",
+		old: "c.allowedAt(now, []demand{*d}) == algebra.Forever {", new: "c.allowedAt(now, c.demands, c.rowless) == algebra.Forever {",
 		tests: "TestAWorldOfABlockBesideTooMuch",
 	}, {
 		name: "later-old", file: "ratelimit/call_later.go", what: "once an override ends, an old debt of a calendar is owed as if less had been refilled since",

@@ -443,6 +443,11 @@ func TestTheWorkedExamplesOfOverridesThatEnd(t *testing.T) {
 		w.Retries(w.Deny(minute.Key("slow")), 10*time.Minute)
 		w.Retries(w.Deny(minute.Key("slow").Count(20)), 10*time.Minute) // more than the override ever grants
 		w.Refuse(ratelimit.ErrExceedsCapacity, minute.Key("slow").Count(61))
+		never := ratelimit.TokenBucket("zero", 3, time.Minute).Global().Count(20)
+		_, err := w.Limiter.Consume(w.Context(), w.DB, minute.Key("slow").Count(20), never)
+		if err == nil || !strings.Contains(err.Error(), `limit "zero": 20 tokens can never be granted`) {
+			w.Fatalf("beside one whose override ends: %v", err)
+		}
 		w.Retries(w.DenyTake(3, minute.Key("slow")), 10*time.Minute)
 		if reserved := w.Reserve(minute.Key("slow").Count(20)); !reserved.RetryAt.Equal(now.Add(10*time.Minute + 19900*time.Millisecond)) {
 			// Others may take at the end, so until then the slow rate counts: a tenth of a token.

@@ -516,8 +516,15 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 	t.Parallel()
 	pool := harness.NewPool(t, 24)
 	day := 24 * time.Hour
-	harness.Succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.FixedWindow("fixed", 10, day),
-		ratelimit.FixedWindow("varying", 10, day, ratelimit.Varies(3*day))))
+	publish := func(deployed ...ratelimit.Limit) {
+		harness.Succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", append(deployed,
+			ratelimit.FixedWindow("fixed", 10, day), ratelimit.FixedWindow("varying", 10, day, ratelimit.Varies(3*day)))...))
+	}
+	publish(ratelimit.FixedWindow("lowered", 28, day))
+	harness.MustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '4 days', first_at = now() - interval '4 days'")
+	publish(ratelimit.FixedWindow("lowered", 25, day))
+	harness.MustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '4 days' WHERE NOT current")
+	publish(ratelimit.FixedWindow("lowered", 10, day))
 	var adding sync.WaitGroup // each waits for two seconds
 	for i, test := range []struct {
 		limit, before, now string // arguments of ratelimit.override; before is empty: there is none
@@ -548,6 +555,9 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		{"fixed", "", "rate => 30", "-1", 0, "capacity must be 0 or between 1e-15 and 1e15, not -1"},
 		{"fixed", "block", "rate => 30", "NULL", 0, "the key had the effect 'block' before override"},
 		{"fixed", "block", "rate => 30", "10", 20, ""},
+		{"lowered", "", "capacity => 30", "NULL", 5, ""}, // to 10, from 25 of which the key may have used all
+		{"lowered", "capacity => 1", "capacity => 30", "NULL", 5, ""},
+		{"lowered", "", "capacity => 30", "10", 20, ""},
 	} {
 		key := fmt.Sprintf("key %d", i)
 		harness.MustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('%s', '%s', 0, 1, 0, now())", test.limit, key))

@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/integration_test/harness"
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -226,6 +229,83 @@ func TestAReservationThatWaitedForItsRowForfeitsToo(t *testing.T) {
 	harness.Succeeds(t, <-reserved)
 	if left := harness.ReadBalance(t, limiter, pool, calls); left != -60 {
 		t.Errorf("%v are left, want -60", left)
+	}
+}
+
+// TestWhatWaitedForItsRowComesBackToItsWindow: the window that it took from, in which others wrote the row meanwhile.
+func TestWhatWaitedForItsRowComesBackToItsWindow(t *testing.T) {
+	t.Parallel()
+	pool := harness.NewPool(t, 16)
+	var limits ratelimit.Limiter
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close(context.WithoutCancel(t.Context()))
+	next := harness.Scan[time.Time](t, pool, "SELECT date_trunc('second', clock_timestamp()) + interval '3 s'").UTC()
+	type way struct {
+		name    string
+		r       ratelimit.Request
+		at      time.Time
+		receipt ratelimit.Receipt
+		token   string
+		err     error
+	}
+	var ways []*way
+	var all []ratelimit.Request
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.FixedWindow("fixed", 10, time.Hour, ratelimit.Start(next)),
+		ratelimit.FixedWindow("sharded", 10, time.Hour, ratelimit.Start(next), ratelimit.Shards(2)),
+		ratelimit.CalendarWindow("daily", 10, ratelimit.Day, ratelimit.Anchor(next.Format(time.DateTime))),
+	} {
+		for _, name := range []string{"consume", "in a transaction", "coalesced", "hold"} {
+			ways = append(ways, &way{name: limit.Name() + ", " + name, r: limit.Key(name).Count(3)})
+			all = append(all, limit.Key(name).Count(2))
+		}
+	}
+	consume := func(w *way, db ratelimit.DB) error {
+		result, err := limits.Consume(t.Context(), db, w.r)
+		w.at, w.receipt = result.At, result.Receipt()
+		return err
+	}
+	harness.Succeeds(t, harness.Second(limits.Consume(t.Context(), pool, all...)))
+	tx, err := pool.Begin(t.Context())
+	harness.Succeeds(t, err)
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	harness.MustExecIn(t, tx, "SELECT FROM ratelimit.limits FOR UPDATE")
+	var waiting sync.WaitGroup
+	for i, w := range ways {
+		waiting.Go(func() {
+			switch i % 4 {
+			case 0:
+				w.err = consume(w, pool)
+			case 1: // by the function
+				w.err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return consume(w, tx) })
+			case 2:
+				w.err = consume(w, coalescer)
+			case 3:
+				var held ratelimit.Held
+				held, w.err = limits.Hold(t.Context(), pool, "job", time.Minute, w.r)
+				w.at, w.token = held.At, held.Token
+			}
+		})
+	}
+	harness.Blocked(t, pool, tx, len(ways)-2) // batches of a Coalescer may wait for one another
+	harness.MustExecIn(t, tx, "SELECT pg_sleep_until('"+next.Format(time.RFC3339)+"')")
+	harness.Succeeds(t, harness.Second(limits.Consume(t.Context(), tx, all...)))
+	harness.Succeeds(t, tx.Commit(t.Context()))
+	waiting.Wait()
+	for _, w := range ways {
+		harness.Succeeds(t, w.err)
+		if !w.at.Before(next) {
+			t.Logf("%s: decided at %v, in the new window: so late, or by the clock after the wait", w.name, w.at)
+		}
+		before := harness.ReadBalance(t, &limits, pool, w.r)
+		if w.token == "" {
+			harness.Succeeds(t, harness.Second(limits.Refund(t.Context(), pool, w.receipt)))
+		} else {
+			harness.Succeeds(t, harness.Second(limits.Release(t.Context(), pool, w.token)))
+		}
+		if after := harness.ReadBalance(t, &limits, pool, w.r); before > 5 || after != before+3 {
+			t.Errorf("%s: %v are left, and %v after all came back", w.name, before, after)
+		}
 	}
 }
 

@@ -857,7 +857,8 @@ WITH taken AS (
     RETURNING r.value, r.ts
 ), held AS (
     INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-    SELECT $9::text, $10::text, $12::text, $13::text, $14::text, $7::uuid, $6::double precision, statement_timestamp(), t.value, 1,
+    SELECT $9::text, $10::text, $12::text, $13::text, $14::text, $7::uuid, $6::double precision,
+           CASE WHEN $2::timestamptz IS NULL THEN statement_timestamp() ELSE t.ts END, t.value, 1,
            coalesce(clock_timestamp() + $8::interval, 'infinity')
       FROM taken AS t
     ON CONFLICT DO NOTHING

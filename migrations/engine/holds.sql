@@ -76,7 +76,7 @@ BEGIN
       INTO value, ts, latest, last, m
       FROM ratelimit.limits AS r
      WHERE r.name = name AND r.key = key;
-    IF only_ids IS NULL AND latest > at AND latest < at + interval '1 second' AND latest <= clock_timestamp() THEN -- used since the clock was read: no pause
+    IF only_ids IS NULL AND latest > at AND at >= statement_timestamp() AND latest <= clock_timestamp() THEN -- used since the server's clock was read: no pause
         at := latest;
     END IF;
     IF NOT ratelimit._may('SELECT') THEN
@@ -242,7 +242,7 @@ $body$;
 -- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
 -- conflict with the holds of other ids.
 CREATE OR REPLACE FUNCTION ratelimit._claim(
-    own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[],
+    own text, own_token uuid, units text[], names text[], keys text[], starts timestamptz[], shards integer[], counts double precision[],
     d ratelimit._decisions, at timestamptz, INOUT until timestamptz, OUT state text
 )
 LANGUAGE plpgsql
@@ -253,20 +253,23 @@ DECLARE
     met   integer[] := '{}'; -- the positions whose rows were there
     own_rest double precision;
     rest  double precision[] := '{}';
+    own_ts timestamptz;
+    taken timestamptz[] := '{}'; -- by position: of a window, in that of its rows, which may have begun during a wait
     part  double precision[] := '{}';
     ends  timestamptz := until; -- of the new hold
     kind  text := CASE WHEN own_token IS NULL AND until < 'infinity' THEN 'once' ELSE 'held' END;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT count(*), coalesce(sum(u.value), '0') INTO m, own_rest
-          FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i;
+        SELECT count(*), coalesce(sum(u.value), '0'), max(u.ts) INTO m, own_rest, own_ts
+          FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value), pg_catalog.unnest(d.ts)) AS u (ord, value, ts) WHERE u.ord = i;
         rest[i] := own_rest;
+        taken[i] := CASE WHEN starts[i] IS NULL THEN d.at ELSE greatest(own_ts, d.at) END;
         part[i] := CASE WHEN m = 1 THEN '1'::double precision / shards[i]::double precision ELSE 1 END;
         counts[i] := CASE WHEN units[i] = 'none' THEN 0 ELSE counts[i] END;
     END LOOP;
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-        VALUES (names[i], keys[i], own, kind, units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
+        VALUES (names[i], keys[i], own, kind, units[i], own_token, counts[i], taken[i], rest[i], part[i], ends)
         ON CONFLICT (name, key, id) DO UPDATE SET count = h.count WHERE false;
         IF NOT FOUND THEN
             met := pg_catalog.array_append(met, i);
@@ -288,11 +291,11 @@ BEGIN
                AND h.token IS NOT NULL AND CASE h.state WHEN 'held' THEN h.unit <> 'none' WHEN 'lapsed' THEN h.unit = 'tokens' AND h.until > at ELSE false END;
             IF FOUND THEN
                 INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-                VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
+                VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), coalesce(taken[i]), coalesce(rest[i]), coalesce(part[i]), ends);
                 CONTINUE;
             END IF;
             UPDATE ratelimit.holds AS h
-               SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
+               SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = coalesce(taken[i]),
                    rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END LOOP;
@@ -406,7 +409,7 @@ BEGIN
         at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
         IF d.granted THEN
             SELECT c.state, c.until INTO state, until
-              FROM ratelimit._claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+              FROM ratelimit._claim(own, own_token, units, names, keys, starts, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
             IF state <> 'taken' THEN
                 RAISE SQLSTATE 'RL001';
             END IF;

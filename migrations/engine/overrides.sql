@@ -526,6 +526,10 @@ BEGIN
             older.capacity := (SELECT n.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), CASE WHEN older.id = 0 THEN 0 END,
                 varying => true, under => nullif(older.id, 0)) AS n);
         END IF;
+        IF older.id = 0 THEN -- lists that were replaced lately are there for 7 days
+            older.capacity := greatest(older.capacity, (SELECT max(d.capacity) FROM ratelimit.definitions AS d
+                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND d.published_at > clock_timestamp() - fills));
+        END IF;
         most := greatest(most, older.capacity);
         IF older.id = 0 OR older.made_at <= clock_timestamp() - fills OR older.added > '0' THEN -- of which all before were less
             known := known OR older.capacity IS NOT NULL;
@@ -586,8 +590,8 @@ it was full by the larger capacity, and the difference comes on top, once. For a
 
 Arguments:
   id        the id of the override
-  capacity  the largest capacity before; default NULL: that of the overrides in force before, and as published. A smaller one than that of
-            the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless an override
+  capacity  the largest capacity before; default NULL: that of the overrides in force before, and as published, also before a deploy within
+            7 days. A smaller one than that of the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless an override
             before has counted for so long, or has added tokens; and the override itself has to give a capacity
 
 Errors:
