@@ -47,6 +47,9 @@ func (l Limit) windows(does *rules, now algebra.Micros, old bool) (windows *[]al
 		owed = max(owed, l.maxOwed()/l.numbers.Rate)
 	}
 	back := int(min(math.Ceil(l.numbers.Capacity/l.numbers.Rate+owed)+1, maxBack))
+	if back == maxBack { // it may not fill a row
+		longest = l.calendar.Longest()
+	}
 	return listAround(l.calendar, now, back, l.ahead(does)), longest
 }
 

@@ -337,6 +337,7 @@ func TestAnOldDebtOfACalendarLosesNothing(t *testing.T) {
 			{ratelimit.CalendarWindow("plain", 100, ratelimit.Day), 1750, 100, 19},
 			{ratelimit.CalendarWindow("saving", 1, ratelimit.Day, ratelimit.Capacity(10)), 39, 9, 38},
 			{ratelimit.CalendarWindow("saving for long", 1, ratelimit.Day, ratelimit.Capacity(10), ratelimit.Zone("Europe/Berlin")), 60, 3, 53},
+			{ratelimit.CalendarWindow("saving for years", 1, ratelimit.Day, ratelimit.Capacity(2000)), 1500, 1601, 1200}, // at least
 		} {
 			for key, use := range map[string]func(request ratelimit.Request) float64{
 				"consume": func(request ratelimit.Request) float64 { return w.Grant(request).Remaining },
@@ -355,6 +356,9 @@ func TestAnOldDebtOfACalendarLosesNothing(t *testing.T) {
 				w.Clock.At = began.AddDate(0, 0, c.days)
 				if checked, err := w.Limiter.Check(w.Context(), w.DB, request); err != nil || checked.Remaining != c.balance {
 					w.Errorf("%s, %s: Check says %v, %v, want %v", c.limit.Name(), key, checked.Remaining, err, c.balance)
+				}
+				if n := couldTake(w, request); float64(n) != c.balance {
+					w.Errorf("%s, %s: %v could be taken, want %v", c.limit.Name(), key, n, c.balance)
 				}
 				if left := use(request); left != c.balance-1 {
 					w.Errorf("%s, %s: %v left, want %v", c.limit.Name(), key, left, c.balance-1)
