@@ -160,7 +160,15 @@ func (t *overrideTable) apply(changes []change, fresh bool) (changed bool) {
 
 // load reads all overrides, in pages of 10,000. If it fails, what was known before stays in force.
 func (o *overrides) load(ctx context.Context) error {
-	return o.poll(func() error { return o.read(ctx, true) })
+	return o.poll(ctx, func(db DB) error {
+		if err := o.read(ctx, db, true); err != nil || isInMemory(db) || o.database.Load() != nil {
+			return err
+		}
+		if ours, err := (wire{db: db, schema: o.schema}).queries().Database(ctx); err == nil {
+			o.database.Store(ours) // now: in a transaction, it would take a second connection
+		}
+		return nil
+	})
 }
 
 // run follows the table until ctx ends.
@@ -175,7 +183,11 @@ func (o *overrides) run(ctx context.Context) {
 	woken, believed := false, falseAlarms
 	for {
 		news := o.news.Load()
-		if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
+		waits := time.AfterFunc(pollTimeout, func() {
+			o.tell(fmt.Errorf("ratelimit: overrides: no connection of the pool was free for %v: until one is, changes do not hold here", pollTimeout))
+		})
+		err := o.poll(ctx, func(db DB) error { waits.Stop(); return o.next(ctx, db) })
+		if waits.Stop(); err != nil && ctx.Err() == nil {
 			o.tell(err)
 		}
 		if woken && o.news.Load() == news {
@@ -206,30 +218,41 @@ func (o *overrides) run(ctx context.Context) {
 
 // next reads what has changed or, if it is time for that, everything. If that fails, it can still be that a short
 // reading works.
-func (o *overrides) next(ctx context.Context) error {
+func (o *overrides) next(ctx context.Context, db DB) error {
 	loaded := o.table.Load() != nil
 	if loaded && time.Since(o.wholeAt) <= max(wholeEvery, 100*o.wholeFor) {
-		return o.read(ctx, false)
+		return o.read(ctx, db, false)
 	}
 	began := time.Now()
-	err := o.read(ctx, true)
+	err := o.read(ctx, db, true)
 	if err != nil && loaded {
 		o.wholeAt, o.wholeFor = time.Now(), time.Since(began) // not at once again
-		err = errors.Join(err, o.read(ctx, false))
+		err = errors.Join(err, o.read(ctx, db, false))
 	}
 	return err
 }
 
-// poll has something read, one at a time, and then tells of the rows that cannot be used.
-func (o *overrides) poll(read func() error) error {
+// poll has something read, one at a time, and then tells of the rows that cannot be used. It waits for a connection in turn with all callers
+// of the pool, however long: if it gave up, it would be the last again, and under load never come.
+func (o *overrides) poll(ctx context.Context, read func(db DB) error) error {
+	db, release, err := ofPool(ctx, o.db)
+	if err != nil {
+		return explain("overrides", err)
+	}
+	return o.pollOn(db, release, read)
+}
+
+// pollOn is poll on a connection, which it releases.
+func (o *overrides) pollOn(db DB, release func(), read func(db DB) error) error {
 	o.mu.Lock()
-	err := read()
+	err := read(db)
 	if err != nil {
 		err = explain("overrides", err)
 	}
 	wrong := o.wrong
 	o.wrong = nil
 	o.mu.Unlock()
+	release()
 	for _, w := range wrong { // which may call a verb
 		o.tell(w)
 	}
@@ -265,7 +288,7 @@ func (o *overrides) tell(err error) {
 }
 
 // read reads what has changed since the last poll, or everything.
-func (o *overrides) read(ctx context.Context, whole bool) error {
+func (o *overrides) read(ctx context.Context, db DB, whole bool) error {
 	began := time.Now()
 	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: &o.snapshot}
 	if whole {
@@ -273,7 +296,7 @@ func (o *overrides) read(ctx context.Context, whole bool) error {
 	}
 	snapshot, changed := "", whole
 	for more := true; more; {
-		page, err := o.page(ctx, args)
+		page, err := o.page(ctx, db, args)
 		if err != nil {
 			return err
 		}
@@ -281,7 +304,7 @@ func (o *overrides) read(ctx context.Context, whole bool) error {
 			snapshot = page.Snapshot.String
 		}
 		if !whole && (!page.Server.Time.Equal(o.server) || xmaxOf(snapshot) < xmaxOf(o.snapshot)) { // another server, whose transactions have other numbers
-			return o.read(ctx, true)
+			return o.read(ctx, db, true)
 		}
 		o.server = page.Server.Time
 		changed = table.apply(o.usable(page), whole) || changed
@@ -307,7 +330,16 @@ func (o *overrides) read(ctx context.Context, whole bool) error {
 // follow reads what has changed, for the program that has changed it: also if ctx has ended meanwhile, since it may
 // be the only poll. If that fails, the next one reads it.
 func (o *overrides) follow(ctx context.Context) {
-	if err := o.poll(func() error { return o.next(context.WithoutCancel(ctx)) }); err != nil {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pollTimeout)
+	defer cancel()
+	if err := o.poll(ctx, func(db DB) error { return o.next(ctx, db) }); err != nil {
+		o.tell(err)
+	}
+}
+
+// followOn is follow on the connection that has made the change: in a crowd, another would be free too late.
+func (o *overrides) followOn(ctx context.Context, db DB, release func()) {
+	if err := o.pollOn(db, release, func(db DB) error { return o.next(context.WithoutCancel(ctx), db) }); err != nil {
 		o.tell(err)
 	}
 }
@@ -378,11 +410,11 @@ func (o *overrides) polled(sent, answered time.Duration, at time.Time) {
 }
 
 // page reads one page.
-func (o *overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
+func (o *overrides) page(ctx context.Context, db DB, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
 	sent := time.Since(started)
-	page, err := query(ctx, wire{db: o.db, schema: o.schema}, (*dbsqlc.Queries).Overrides, args)
+	page, err := query(ctx, wire{db: db, schema: o.schema}, (*dbsqlc.Queries).Overrides, args)
 	if err == nil {
 		o.polled(sent, time.Since(started), page.At.Time)
 	}

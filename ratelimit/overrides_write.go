@@ -137,11 +137,16 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 	}
 	forget(ctx, db, asked)
 	defer forget(ctx, db, asked)
-	if n, err = d.ask(ctx, wire{db: db, schema: l.Schema}, args); err != nil {
+	on, release, err := ofPool(ctx, db)
+	if err == nil {
+		defer release()
+		n, err = d.ask(ctx, wire{db: on, schema: l.Schema}, args)
+	}
+	if err != nil {
 		return 0, explainCall(verb(d.what), asked, err)
 	}
 	if poolOf(db) != nil {
-		l.overrides.follow(ctx)
+		l.overrides.followOn(ctx, on, release)
 	} else {
 		whenCommitted(ctx, l.overrides)
 	}

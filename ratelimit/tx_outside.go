@@ -56,6 +56,25 @@ func withOpenTx(ctx context.Context, db any) (_ context.Context, end func(commit
 	}
 }
 
+// ofPool is a connection of db, if that is a pool, until release is called; else db.
+func ofPool(ctx context.Context, db DB) (on DB, release func(), err error) {
+	switch pool := poolOf(db).(type) {
+	case *pgxpool.Pool:
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return conn, conn.Release, nil
+	case *sql.DB:
+		conn, err := pool.Conn(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return SQL(conn), func() { _ = conn.Close() }, nil
+	}
+	return db, func() {}, nil
+}
+
 // whenCommitted has overrides read when ctx's transaction is committed.
 func whenCommitted(ctx context.Context, changed *overrides) {
 	if open, _ := ctx.Value(openTxKey{}).(*openTx); open != nil {

@@ -184,10 +184,39 @@ func TestAScriptWithOneConnection(t *testing.T) {
 		if pool, ok := db.(*pgxpool.Pool); ok {
 			harness.Succeeds(t, limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return block(ctx, tx, "tx") }))
 			is("in a transaction", "tx", true)
+			if n := pool.Stat().CanceledAcquireCount(); n != 0 {
+				t.Errorf("%d times, a second connection was waited for", n)
+			}
 		} else {
 			harness.Succeeds(t, block(t.Context(), db, "tx"))
 		}
 		is("after its next decision", "of another", true)
+	}
+
+	// Somebody else waits for the connection: the block holds before that.
+	pool := harness.OpenSQL(t, "pgx", url, 1)
+	limits := harness.Open(t, ratelimit.SQL(pool), ratelimit.Options{NoPublish: true, NoSweep: true, NoBackground: true})
+	first, err := pool.Conn(t.Context())
+	harness.Succeeds(t, err)
+	blocked, waits := make(chan error), pool.Stats().WaitCount
+	go func() {
+		blocked <- harness.Second(limits.Block(t.Context(), ratelimit.SQL(pool), api.Key("crowd"), ratelimit.Terms{Forever: true}))
+	}()
+	harness.Eventually(t, "it waits for a connection", func() bool { return pool.Stats().WaitCount > waits })
+	harness.Succeeds(t, first.Close())
+	second := make(chan *sql.Conn)
+	go func() {
+		conn, err := pool.Conn(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		second <- conn
+	}()
+	harness.Succeeds(t, <-blocked)
+	on := <-second
+	defer on.Close()
+	if _, err := limits.Check(t.Context(), ratelimit.SQL(on), api.Key("crowd")); !harness.Denied(err) {
+		t.Errorf("once it is blocked: %v", err)
 	}
 }
 
