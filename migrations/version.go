@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1314205505f7b7ea9d67aef608ea57358bf717e4ecfbed47299f66790ab15bae"
+const Hash = "23b80d7e3052832837ad07d196bca471d9175af6a24bae0bc1aac284201fd8b8"
