@@ -110,8 +110,8 @@ type Middleware struct {
 	// When the handler has returned or panicked, the difference is settled, also if the client has gone. A higher cost is
 	// charged, even into debt ([ratelimit.Limiter.Charge]). Of a lower cost, the rest is refunded
 	// ([ratelimit.Limiter.Refund]). This happens on DB, outside the handler's transactions. If it fails, the Observer is
-	// told, and the estimate stays taken, unless the error matches [ratelimit.ErrUnknownOutcome]. A handler that sets
-	// nothing leaves the estimate.
+	// told, and the estimate stays taken, unless the error matches [ratelimit.ErrUnknownOutcome]; it does if the process
+	// dies, too. A handler that sets nothing leaves the estimate.
 	//
 	// With Failed as well, a request that has not failed costs nothing, whatever was set.
 	Settle bool
