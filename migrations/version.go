@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ed09371acd7210b79f5215555bb531a555d9040e9696019c44b55583bfe300f4"
+const Hash = "5da37768107f468432edaff604278aceedb4944ce5ea3366dbbe59c558afcc64"

@@ -50,8 +50,8 @@ type Balance struct {
 	PausedUntil time.Time
 }
 
-// Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. Counts
-// are ignored. Errors are those of [Limiter.Check], without denials.
+// Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. A Count
+// other than 1 is [ErrInvalid]. Other errors are those of [Limiter.Check], without denials.
 //
 //	balances, err := limits.Balance(ctx, db, apiCalls.Key(customer))
 //	if err != nil { ... }

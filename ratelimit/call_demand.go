@@ -148,8 +148,12 @@ func (d *demand) validate(does *rules) error {
 			ErrExceedsCapacity, d.limit.name, visible.Number(d.count), visible.Number(capacity))
 	}
 	if capacity-d.count < d.lowest() {
-		return fmt.Errorf("%w: limit %q: %s tokens can never be granted, since at most %s can be had at once",
-			ErrExceedsCapacity, d.limit.name, visible.Number(d.count), visible.Number(capacity-d.floor))
+		hint := ""
+		if capacity == d.limit.numbers.Rate && capacity < 1 {
+			hint = " (the capacity is the rate, unless Capacity is given)"
+		}
+		return fmt.Errorf("%w: limit %q: %s tokens can never be granted, since at most %s can be had at once%s",
+			ErrExceedsCapacity, d.limit.name, visible.Number(d.count), visible.Number(capacity-d.floor), hint)
 	}
 	return nil
 }

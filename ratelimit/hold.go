@@ -35,7 +35,7 @@ type Held struct {
 	Requests []Status
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in
-	// the clear. Whoever has it can end the hold. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for
+	// the clear. Whoever has it can end the hold; %v of a Held shows it, and slog does not. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for
 	// both.
 	Token string
 
@@ -124,7 +124,7 @@ func (l *Limiter) extend(ctx context.Context, db DB, token string, ttl time.Dura
 	case len(read.list) == 0:
 		return Held{}, invalidCall(nil, "the token does not say of which limits it is, and cannot be extended")
 	case ttl < minTTL || ttl > maxTTL:
-		return Held{}, invalidCall(held, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
+		return Held{}, invalidCall(held, fmt.Sprintf("ttl %s is not between %v and %v", ttlText(ttl), minTTL, maxTTL))
 	}
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
@@ -319,7 +319,7 @@ func (h *holding) validate(v verb) error {
 		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == Forever && v == verbHold:
 			return nil
 		case v == verbOnce:
-			return fmt.Errorf("keep %v is not between %v and %v", h.ttl, minTTL, maxTTL)
+			return fmt.Errorf("keep %s is not between %v and %v", ttlText(h.ttl), minTTL, maxTTL)
 		}
 		return fmt.Errorf("ttl %v is not between %v and %v, nor Forever", h.ttl, minTTL, maxTTL)
 	}
@@ -328,6 +328,13 @@ func (h *holding) validate(v verb) error {
 		h.id, h.uuid, h.list = read.id, read.uuid, read.list
 	}
 	return err
+}
+
+func ttlText(ttl time.Duration) string {
+	if ttl == Forever {
+		return "Forever"
+	}
+	return ttl.String()
 }
 
 // holdRequests are the requests of a call about holds, once what is beside them is valid. Those of a Settle and a Release say what was used, and
@@ -345,6 +352,8 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 		return nil, invalidCall(c.requests, fmt.Sprintf("a %s has at most %d requests, not %d", c.verb, maxInHold, n))
 	}
 	switch {
+	case c.verb == verbHold && len(c.requests) == 0:
+		return nil, invalidCall(nil, "the call has no requests (to extend a hold, pass its Token in place of the id)")
 	case c.does.deniable:
 		return c.requests, nil
 	case len(c.requests) == 0 && len(c.hold.list) == 0:

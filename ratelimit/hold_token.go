@@ -59,8 +59,11 @@ func checkID(id string) error {
 	if err := checkText("id", id, maxIDLen); err != nil {
 		return err
 	}
-	if strings.HasPrefix(id, "~") || strings.ContainsFunc(id, unicode.IsControl) {
-		return errors.New("the id begins with ~, or has a control character")
+	if strings.HasPrefix(id, "~") {
+		return errors.New("the id begins with ~, as a Token: to extend a hold, pass no requests")
+	}
+	if strings.ContainsFunc(id, unicode.IsControl) {
+		return errors.New("the id has a control character")
 	}
 	return nil
 }

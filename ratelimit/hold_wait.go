@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -12,7 +13,8 @@ import (
 )
 
 // WaitUpTo returns a context with which [Limiter.Hold] and [Limiter.During], and the middlewares by them, wait for
-// slots and for tokens, up to d, or not at all with a d of 0 or less.
+// slots and for tokens, up to d, or not at all with a d of 0 or less. All other verbs, as [Limiter.Consume], ignore it.
+// A d above 0 and under a millisecond is [ErrInvalid] in the call: a bare number is nanoseconds.
 //
 // After d, and at once if waiting does not help, or tokens are missing that come later and that nobody holds, the error
 // is the [*DeniedError]. If ctx ends, it is ctx's. In a transaction it is [ErrInvalid]. A waiting caller holds no
@@ -112,7 +114,10 @@ func (l *Limiter) holdInTurn(ctx context.Context, db DB, h *holding, requests []
 		took += time.Since(began)
 	}
 	defer func() { l.observe(ctx, verbHold, took, result, err) }()
-	if err = errWaitInTx(ctx, db, requests, "WaitUpTo", "hold before it begins"); err != nil {
+	if err = errWaitInTx(ctx, db, requests, "WaitUpTo", "hold before it begins"); err == nil && waitUpTo(ctx) < time.Millisecond {
+		err = invalidCall(requests, fmt.Sprintf("WaitUpTo of %v is less than 1ms (a bare number in Go is nanoseconds: write 5*time.Second)", waitUpTo(ctx)))
+	}
+	if err != nil {
 		return unanswered(verbHold, requests), err
 	}
 	late := time.NewTimer(waitUpTo(ctx))

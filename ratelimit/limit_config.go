@@ -126,7 +126,7 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 		mistake("start %v is not between the years 1 and 9999", c.Start)
 	}
 	if l.start.IsZero() || l.start.Nanosecond() != 0 {
-		mistake("start %v is the zero time, or has a fraction of a second: all programs need the same instant, so it is not time.Now()", c.Start)
+		mistake("start %v is the zero time, or has a fraction of a second: all programs need the same instant, so write a constant one, not time.Now()", c.Start)
 	}
 	if mistakes == nil {
 		l.numbers.Start = algebra.Min + (algebra.At(l.start)-algebra.Min)%algebra.Micros(l.numbers.Period.Microseconds())

@@ -48,7 +48,7 @@ func TestAnErrorNamesEveryMistakeOfADefinition(t *testing.T) {
 		{Config{Name: "messages", Capacity: &few, MaxReserved: &many}, []string{`kind ""`, "rate is missing", "capacity 1e-16", "maxReserved NaN"}},
 		{Config{Name: "a\x00b", Kind: kindTokenBucket, Rate: new(1.0), Start: &start}, []string{"NUL", "period is missing", "only a fixed window has a start", "start 0000"}},
 		{Config{Name: "messages", Kind: kindFixedWindow, Start: new(time.Time)}, []string{"rate is missing", "start 0001-01-01 00:00:00 +0000 UTC is the zero time"}},
-		{Config{Name: "messages", Kind: kindFixedWindow, Start: new(start.AddDate(2026, 0, 0).Add(1))}, []string{"rate is missing", "a fraction of a second"}},
+		{Config{Name: "messages", Kind: kindFixedWindow, Start: new(start.AddDate(2026, 0, 0).Add(1))}, []string{"rate is missing", "a fraction of a second", "write a constant one"}},
 	} {
 		_, err := row.config.Limit()
 		if !errors.Is(err, ErrInvalid) || strings.Count(err.Error(), ";") < len(row.want)-2 {

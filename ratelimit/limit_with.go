@@ -13,6 +13,9 @@ import (
 // as the capacity is rates, rounded up, each counted as the longest: 48 hours for a day of the calendar, 8 days for a
 // week, 32 for a month, 93 for a quarter, 367 for a year.
 //
+// Every call for such a key needs With. A bare one takes by the definition's numbers, and cuts what the key has saved up
+// to the definition's capacity: nothing tells it that With was forgotten.
+//
 // With Varies, [Limiter.Sweep] deletes a row that was not used within idle, and is not in debt nor has an override.
 // The tool, the page and SQL do not know the numbers of the keys.
 func Varies(idle time.Duration) Option {

@@ -32,7 +32,7 @@ const maxPause = 31 * 24 * time.Hour
 // [Limiter.Override] count, and blocks go on to decide. docs/scheduling.md has more.
 //
 // [ErrInvalid], before anything is sent, are a limit that is no token bucket, two requests for one key, and a time of
-// more than 31 days or under a microsecond. Above READ COMMITTED, another transaction's change of a key is 40001. On
+// more than 31 days or, above 0, under a millisecond. Above READ COMMITTED, another transaction's change of a key is 40001. On
 // a [Coalescer], its pool is used. Outside a transaction, after an error, the limits may be paused all the same: call
 // it again.
 func (l *Limiter) Pause(ctx context.Context, db DB, lasts time.Duration, requests ...Request) (until time.Time, err error) {
@@ -41,8 +41,8 @@ func (l *Limiter) Pause(ctx context.Context, db DB, lasts time.Duration, request
 }
 
 // Resume ends pauses: token buckets that are paused are refilled from now on, by the clock of the call. What a
-// [Limiter.Pause] emptied stays gone, and a limit that is not paused stays as it is. Counts are ignored. Transactions
-// and errors are as for Pause.
+// [Limiter.Pause] emptied stays gone, and a limit that is not paused stays as it is. A Count other than 1 is
+// [ErrInvalid]. Transactions and errors are as for Pause.
 //
 // A [Limiter.Wait] that sleeps until the end of the pause does not notice. In REPEATABLE READ and SERIALIZABLE, a
 // pause that was committed after the transaction's snapshot is 40001, unless it inserted the key's row: then it is
@@ -57,8 +57,8 @@ func (c *call) validatePause(lasts time.Duration) error {
 	switch {
 	case lasts > maxPause || lasts < -maxPause:
 		return invalidCall(c.asked, fmt.Sprintf("a pause of %v is longer than 31 days", lasts))
-	case lasts > 0 && lasts < time.Microsecond:
-		return invalidCall(c.asked, fmt.Sprintf("a pause of %v is less than 1µs (a bare number in Go is nanoseconds: write 60*time.Second)", lasts))
+	case lasts > 0 && lasts < time.Millisecond:
+		return invalidCall(c.asked, fmt.Sprintf("a pause of %v is less than 1ms (a bare number in Go is nanoseconds: write 60*time.Second)", lasts))
 	}
 	if c.lasts = lasts.Truncate(time.Microsecond); c.lasts <= 0 {
 		c.rowless, c.demands = append(c.rowless, c.demands...), nil

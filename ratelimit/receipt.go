@@ -126,7 +126,7 @@ const (
 
 // Receipt is the text to store for a later [Limiter.Refund]. After a refund, it is the receipt for the rest. It is
 // empty if nothing was taken (a denial or a check) and for a charge, which cannot be refunded. A Consume of 0 tokens
-// has a receipt, of which 0 can be refunded.
+// has a receipt, of which 0 can be refunded. The JSON of a Result does not have it: store this text.
 func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()
@@ -183,7 +183,7 @@ func (r *receipt) find(limit, key string) *taken {
 // read reads a receipt that may have been altered.
 func (text Receipt) read() (*receipt, error) {
 	if text == "" {
-		return nil, errors.New("the receipt is empty: nothing was taken, or everything is refunded already")
+		return nil, errors.New("the receipt is empty: nothing was taken, everything is refunded already, or it was lost: the JSON of a Result has none, so store Result.Receipt()")
 	}
 	if len(text) > maxReceiptLen {
 		return nil, fmt.Errorf("the receipt cannot be read: it has %d bytes, more than %d", len(text), maxReceiptLen)

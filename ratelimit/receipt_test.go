@@ -113,7 +113,7 @@ func TestARefundWithoutRequestsIsOfAllThatIsLeft(t *testing.T) {
 		"of a limit that varies":  {with(strings.Replace(entry, "bucket", "varying", 1)), `limit "varying": its keys`},
 		"of a key that cannot be": {with(strings.Replace(entry, "ann", `\u0000`, 1)), "NUL"},
 		"of too little":           {with(strings.Replace(strings.Replace(entry, `"count":8`, `"count":1e-15`, 1), `"refunded":3`, `"refunded":5e-16`, 1)), "nothing left"},
-		"empty":                   {"", "the receipt is empty"},
+		"empty":                   {"", "or it was lost: the JSON of a Result has none, so store Result.Receipt()"},
 		"of nothing":              {with(strings.Replace(strings.Replace(entry, `"count":8`, `"count":0`, 1), `"refunded":3`, `"refunded":0`, 1)), ""},
 	} {
 		var l Limiter

@@ -9,7 +9,7 @@ import (
 )
 
 // Request asks for tokens of a limit. It is a value: its methods return changed copies. Valid requests of equal limits, with the same key and
-// the same Count, are equal (==), and may be keys of a map. A request without Count is not equal to one with Count(1): Refund and Release tell them
+// the same Count, are equal (==), and may be keys of a map. %v shows the key; slog does not. A request without Count is not equal to one with Count(1): Refund and Release tell them
 // apart.
 type Request struct {
 	limit  Limit

@@ -26,5 +26,6 @@ type Reservation struct {
 	receipt Receipt
 }
 
-// Receipt is the text to store with the work, for a later [Limiter.Refund]. It is empty if nothing was taken.
+// Receipt is the text to store with the work, for a later [Limiter.Refund]. It is empty if nothing was taken. The
+// JSON of a Reservation does not have it: store this text.
 func (r Reservation) Receipt() Receipt { return r.receipt }

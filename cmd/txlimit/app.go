@@ -82,7 +82,10 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
-	command, err := root.ExecuteContextC(ctx)
+	command, err := attached(root, args)
+	if err == nil {
+		command, err = root.ExecuteContextC(ctx)
+	}
 	if a.conn != nil {
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -107,6 +110,39 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return exitUsage
 	}
 	return exitError
+}
+
+// attached refuses a value that is attached to a flag of one letter: with one dash, -rate=5 would be the reason "ate=5".
+func attached(root *cobra.Command, args []string) (*cobra.Command, error) {
+	command, _, err := root.Find(args)
+	if err != nil {
+		command = root
+	}
+	flag := func(arg string) *pflag.Flag {
+		if name, long := strings.CutPrefix(arg, "--"); long {
+			return command.Flag(name)
+		}
+		return cmp.Or(command.Flags().ShorthandLookup(arg[1:]), command.InheritedFlags().ShorthandLookup(arg[1:]))
+	}
+	for i := 0; i < len(args) && args[i] != "--"; i++ {
+		arg := args[i]
+		switch {
+		case len(arg) < 2 || arg[0] != '-':
+		case arg[1] == '-' || len(arg) == 2:
+			if f := flag(arg); f != nil && f.NoOptDefVal == "" {
+				i++ // the next one is its value
+			}
+		case arg[2] != '=':
+			name, _, _ := strings.Cut(arg[1:], "=")
+			if command.Flag(name) != nil {
+				return command, fmt.Errorf("there is no flag -%s. Did you mean --%s?", name, name)
+			}
+			if flag(arg[:2]) != nil {
+				return command, fmt.Errorf("there is no flag -%s. A flag of one letter stands apart: %s %s", name, arg[:2], arg[2:])
+			}
+		}
+	}
+	return command, nil
 }
 
 const rootLong = `txlimit looks after the rate limits that an application keeps in its own Postgres.

@@ -58,7 +58,7 @@ func retryAfter(h http.Header, now time.Time) (wait time.Duration, told bool) {
 	if !told {
 		return 0, false
 	}
-	return min(max(at.Sub(theirs), 0), longest), true
+	return min(max(at.Sub(theirs), 0), longest).Truncate(time.Millisecond), true // a Pause of less is refused
 }
 
 // left reads how many calls a provider says are left. None is, if any budget is empty.

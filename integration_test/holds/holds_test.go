@@ -430,7 +430,9 @@ func TestHoldsRefuse(t *testing.T) {
 	}
 	check("too much", hold("x", time.Minute, slots.Count(3)), ratelimit.ErrExceedsCapacity, "slots")
 	check("too much", hold("x", time.Minute, tokens.Count(11)), ratelimit.ErrExceedsCapacity, "tokens")
-	check("none", hold("x", time.Minute), ratelimit.ErrInvalid, "no requests")
+	check("none", hold("x", time.Minute), ratelimit.ErrInvalid, "no requests (to extend a hold, pass its Token")
+	check("a token with requests", hold(token, time.Minute, slots), ratelimit.ErrBadRequest, "to extend a hold, pass no requests")
+	check("an endless extension", hold(token, ratelimit.Forever), ratelimit.ErrInvalid, "ttl Forever is not between")
 	check("too many", hold("x", time.Minute, slices.Repeat([]ratelimit.Request{slots}, 1001)...), ratelimit.ErrInvalid, "at most 1000 requests, not 1001")
 	check("no Count", settle(token, slots, tokens), ratelimit.ErrInvalid, "needs the Count")
 	for _, bad := range []string{"", "~", token[:30], "~" + token, strings.Replace(token, "3:job", "9:job", 1), token + "x", strings.Replace(token, "3:job", "200:job", 1),

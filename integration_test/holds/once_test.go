@@ -160,7 +160,7 @@ func TestOnceRefuses(t *testing.T) {
 		"no id":      {"", time.Hour, []ratelimit.Request{a}, "id"},
 		"a token":    {"~x", time.Hour, []ratelimit.Request{a}, "id"},
 		"no keep":    {"x", 0, []ratelimit.Request{a}, "keep 0s"},
-		"forever":    {"x", ratelimit.Forever, []ratelimit.Request{a}, "keep -2562047h"},
+		"forever":    {"x", ratelimit.Forever, []ratelimit.Request{a}, "keep Forever is not between 100ms and 8784h0m0s"},
 		"too long":   {"x", 367 * 24 * time.Hour, []ratelimit.Request{a}, "keep"},
 		"too short":  {"x", 99 * time.Millisecond, []ratelimit.Request{a}, "keep"},
 		"slots":      {"x", time.Hour, []ratelimit.Request{ratelimit.Slots("slots", 2).Key("k")}, "which only Hold takes"},

@@ -108,6 +108,9 @@ func TestWhatWaitingDoesNotMendComesAtOnce(t *testing.T) {
 	if _, err := limits.Hold(patient, tx, "acme/2", time.Minute, slots.Key("acme")); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "WaitUpTo in a transaction") {
 		t.Error(err)
 	}
+	if _, err := limits.Hold(ratelimit.WaitUpTo(t.Context(), 5), pool, "acme/2", time.Minute, slots.Key("acme")); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "WaitUpTo of 5ns is less than 1ms") {
+		t.Error(err)
+	}
 	if took := time.Since(began); took > 5*time.Minute {
 		t.Errorf("it took %v", took)
 	}

@@ -169,7 +169,7 @@ func (s *sides) pause(verb string, asks []harness.Ask) step {
 			requests = append(requests, a.Plain().Count(harness.RandomTokens(s.r, a.Limit.Capacity())))
 		}
 	}
-	lasts := time.Duration(harness.OneOf(s.r, -1e6, 1, s.r.Int64N(1e6), s.r.Int64N(1e8), s.r.Int64N(1e12))) * time.Microsecond
+	lasts := time.Duration(harness.OneOf(s.r, -1e6, 1000, s.r.Int64N(1e6), s.r.Int64N(1e8), s.r.Int64N(1e12))) * time.Microsecond
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		until, err := limiter.Pause(ctx, db, lasts, requests...)
 		if verb == "resume" {

@@ -4,7 +4,7 @@ package main
 var httpMutations = []mutation{
 	{
 		name: "definitions-http", file: "internal/outcome/outcome.go", what: "two definitions of one name are reported as the client's error",
-		old: "errors.Is(err, ratelimit.ErrBadRequest) || unstorable", new: "errors.Is(err, ratelimit.ErrInvalid) || unstorable",
+		old: "errors.Is(err, ratelimit.ErrBadRequest) ||", new: "errors.Is(err, ratelimit.ErrInvalid) ||",
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
 	}, {
 		name: "bad-key", file: "ratelimit/request.go", what: "a key that a client has chosen is reported as the program's mistake",

@@ -56,7 +56,7 @@ var rpcMutations = []mutation{
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
 		name: "rpc-log-key", file: "ratelimit/rpclimit/rpclimit.go", what: "missing keys are not reported",
-		old: "case d.Code == codes.InvalidArgument &&", new: "case d.Code == codes.Unknown &&",
+		old: "case (d.Code == codes.InvalidArgument ||", new: "case (d.Code == codes.Unknown ||",
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
 		name: "rpc-never-retry", file: "ratelimit/rpclimit/refusal.go", what: "a request that can never be granted counts only as the client's mistake",

@@ -354,7 +354,9 @@ func TestAMistypedNameIsToldTheNearest(t *testing.T) {
 	for i := range 488 {
 		limits = append(limits, ratelimit.TokenBucket(fmt.Sprintf("plan %d", i), 1, time.Hour))
 	}
-	harness.Succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limits...))
+	for _, list := range [][]ratelimit.Limit{{ratelimit.TokenBucket("sendMessages", 1, time.Hour)}, limits} { // the first counts no more
+		harness.Succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", list...))
+	}
 	for name, nearest := range map[string]string{
 		"sendmessage": "'sendMessage'", "sendMesage": "'sendMessage'", "SIGNUPS": "'signUps'", "singUps": "'signUps'", "messages": "'sendMessage'", "plan 4711": "'plan 471'", "x": "'plan 0'",
 	} {

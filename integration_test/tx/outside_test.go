@@ -33,7 +33,7 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 		},
 		"reset": func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, request) },
 		"pause": func(ctx context.Context, db ratelimit.DB) error {
-			return harness.Second(limiter.Pause(ctx, db, time.Microsecond, request.Count(1e6)))
+			return harness.Second(limiter.Pause(ctx, db, time.Millisecond, request.Count(1e6)))
 		},
 		"resume": func(ctx context.Context, db ratelimit.DB) error { return limiter.Resume(ctx, db, request) },
 		"move": func(ctx context.Context, db ratelimit.DB) error {

@@ -373,6 +373,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: a ttl": func(c *failing) error { // that nobody has computed
 			return harness.Second(c.limiter.Hold(c.ctx, c.pool, "work", -1, c.request()))
 		},
+		"Hold: waiting for nanoseconds": func(c *failing) error {
+			return harness.Second(c.limiter.Hold(ratelimit.WaitUpTo(c.ctx, 5), c.pool, "work", time.Minute, c.request()))
+		},
 		"Hold: in memory": func(c *failing) error {
 			return harness.Second(c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request()))
 		},
@@ -519,6 +522,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 	})
 	add(failure{is: invalid, bare: true}, map[string]func(c *failing) error{
+		"Hold: an extension by the id":    func(c *failing) error { return harness.Second(c.limiter.Hold(c.ctx, c.pool, "work", time.Minute)) },
 		"Consume: no requests":            func(c *failing) error { return harness.Second(c.limiter.Consume(c.ctx, c.pool)) },
 		"Refund: all of an empty receipt": func(c *failing) error { return harness.Second(c.limiter.Refund(c.ctx, c.pool, "")) },
 		"Refund: all of nothing": func(c *failing) error {

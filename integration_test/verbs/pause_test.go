@@ -263,6 +263,7 @@ func TestPauseRefuses(t *testing.T) {
 			"a debt":          {time.Minute, []ratelimit.Request{bucket.Count(-1)}, "count -1"},
 			"a year":          {366 * 24 * time.Hour, []ratelimit.Request{bucket}, "longer than 31 days"},
 			"32 days":         {31*24*time.Hour + 1, []ratelimit.Request{bucket}, "longer than 31 days"},
+			"a bare number":   {3600, []ratelimit.Request{bucket}, "a pause of 3.6µs is less than 1ms (a bare number in Go is nanoseconds"},
 			"seconds of 1970": {time.Until(time.Unix(60, 0)), []ratelimit.Request{bucket}, "longer than 31 days"},
 		} {
 			_, err := w.Limiter.Pause(w.Context(), w.DB, c.lasts, c.requests...)
@@ -687,7 +688,7 @@ func TestAPauseReadsTheClockAfterWaiting(t *testing.T) {
 	harness.Succeeds(t, err)
 	harness.Succeeds(t, harness.Second(limiter.Charge(t.Context(), tx, r.Count(0))))
 	paused := make(chan error, 1)
-	go func() { paused <- harness.Second(limiter.Pause(t.Context(), pool, time.Microsecond, r.Count(1e6))) }()
+	go func() { paused <- harness.Second(limiter.Pause(t.Context(), pool, time.Millisecond, r.Count(1e6))) }()
 	harness.Blocked(t, pool, tx, 1)
 	time.Sleep(500 * time.Millisecond)
 	before := harness.Scan[time.Time](t, pool, "SELECT clock_timestamp()")

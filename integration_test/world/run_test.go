@@ -788,9 +788,13 @@ func (w *everything) reset(p *worldProgram, s worldStep, r *rand.Rand) {
 func (w *everything) pause(p *worldProgram, s worldStep) {
 	id := worldKey{s.Limit, s.Key}
 	before, rows := w.balances(p, id)[0], w.rows()
-	until, most := w.clock.At.Add(min(s.For, 31*24*time.Hour)), max(min(s.Count, 1e15), 0)
+	lasts, most := min(s.For, 31*24*time.Hour), max(min(s.Count, 1e15), 0)
+	if lasts > 0 {
+		lasts = max(lasts, time.Millisecond)
+	}
+	until := w.clock.At.Add(lasts)
 	request, bucket := w.request(id.limit, id.key).Count(most), w.own(id.limit, id.key).Config().Kind == "token bucket"
-	came, err := p.limits.Pause(w.Context(), w.pool, min(s.For, 31*24*time.Hour), request)
+	came, err := p.limits.Pause(w.Context(), w.pool, lasts, request)
 	switch {
 	case !bucket && errors.Is(err, ratelimit.ErrInvalid) && w.rows() == rows:
 		return

@@ -116,7 +116,7 @@ func Status(err error) int {
 			return http.StatusForbidden
 		}
 		return http.StatusTooManyRequests
-	case errors.Is(err, ratelimit.ErrExceedsCapacity), Uncountable(err):
+	case Uncountable(err):
 		return http.StatusBadRequest
 	case errors.Is(err, ratelimit.ErrInvalid):
 		return http.StatusInternalServerError
@@ -125,8 +125,10 @@ func Status(err error) int {
 	}
 }
 
-// Uncountable reports whether a key or a count is refused, by the library or by the database.
-func Uncountable(err error) bool { return errors.Is(err, ratelimit.ErrBadRequest) || unstorable(err) }
+// Uncountable reports whether a key or a count is refused, by the library or by the database: by the client's mistake, or the program's.
+func Uncountable(err error) bool {
+	return errors.Is(err, ratelimit.ErrBadRequest) || errors.Is(err, ratelimit.ErrExceedsCapacity) || unstorable(err)
+}
 
 // unstorable reports whether the database is up but refused a key: the application may have added a constraint to the table.
 func unstorable(err error) bool {

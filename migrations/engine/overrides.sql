@@ -205,7 +205,7 @@ BEGIN
 END
 $body$;
 
--- Lists the names that programs have published, at most ten, the nearest first: those that have most pairs of letters of the name.
+-- Lists the names of which a program's list counts or is still used, at most ten, the nearest first: those that have most pairs of letters of the name.
 CREATE OR REPLACE FUNCTION ratelimit._nearest(name text) RETURNS text
 LANGUAGE plpgsql STABLE
 AS $body$
@@ -221,7 +221,7 @@ BEGIN
                 ) AS p
             ) - length(d.name)::bigint DESC, d.name) AS place
           FROM (SELECT DISTINCT f.name FROM ratelimit.definitions AS f
-                 WHERE f.current OR f.published_at > clock_timestamp() - interval '7 days') AS d
+                 WHERE f.current OR f.alive_until > clock_timestamp()) AS d
       ) AS n;
     RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
 END
@@ -237,7 +237,7 @@ BEGIN
        AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: nobody knows it: no program has published it, and it has no row and no override', quote_nullable(left(name, 255))),
-            HINT = pg_catalog.format('Published are %s.', ratelimit._nearest(name));
+            HINT = pg_catalog.concat('Published are ' || ratelimit._nearest(name) || '.');
     END IF;
 EXCEPTION WHEN insufficient_privilege THEN
     NULL; -- a role that does not see all of them
@@ -299,7 +299,7 @@ BEGIN
         WHEN forever IS NULL THEN 'forever must be true or false, not NULL'
         WHEN forever AND until IS NOT NULL THEN 'until and forever => true exclude each other'
         WHEN NOT forever AND until IS NULL THEN 'until must be an instant before the year 10000; without an end, say forever => true'
-        WHEN unknown THEN 'no program has published a limit of this name, but ' || ratelimit._nearest(name)
+        WHEN unknown THEN pg_catalog.concat('no program has published a limit of this name', ', but ' || ratelimit._nearest(name))
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);

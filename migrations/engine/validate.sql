@@ -38,7 +38,7 @@ DECLARE
         WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
             pg_catalog.format('start must be between the years 1 and 9999, not %s', start)
         WHEN start <> date_trunc('second', start) THEN
-            pg_catalog.format('start must have no fraction of a second, as the time of now has: all programs need the same instant, not %s', start)
+            pg_catalog.format('start must have no fraction of a second, as the time of now has: all programs need the same instant, so write a constant one, not %s', start)
         WHEN start = '0001-01-01 00:00:00+00' THEN 'start must not be the first instant of the year 1, which is no time in Go'
         WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
             pg_catalog.format('shards must be a whole number between 1 and 100, not %s', coalesce(shards::text, 'NULL'))

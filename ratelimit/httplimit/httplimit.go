@@ -110,8 +110,8 @@ type Middleware struct {
 	// When the handler has returned or panicked, the difference is settled, also if the client has gone. A higher cost is
 	// charged, even into debt ([ratelimit.Limiter.Charge]). Of a lower cost, the rest is refunded
 	// ([ratelimit.Limiter.Refund]). This happens on DB, outside the handler's transactions. If it fails, the Observer is
-	// told, and the estimate stays taken, unless the error matches [ratelimit.ErrUnknownOutcome]. A handler that sets
-	// nothing leaves the estimate.
+	// told, and the estimate stays taken, unless the error matches [ratelimit.ErrUnknownOutcome]; it does if the process
+	// dies, too. A handler that sets nothing leaves the estimate.
 	//
 	// With Failed as well, a request that has not failed costs nothing, whatever was set.
 	Settle bool
@@ -163,8 +163,8 @@ type Middleware struct {
 
 	// Observer is called with every decision, before the handler is called or the refusal is written, and with failed
 	// refunds and charges. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds and
-	// charges, as errors. It logs invalid keys and counts as warnings, one for each request: status 400, often from a user
-	// id that Requests has not found. [ratelimit.Limiter.Observer] is called in any case.
+	// charges, as errors. It logs invalid keys and counts, also those above the capacity, as warnings, one for each
+	// request: status 400, often from a user id that Requests has not found, or a rate below 1 without a Capacity. [ratelimit.Limiter.Observer] is called in any case.
 	Observer func(r *http.Request, d Decision)
 
 	// Refused answers a refused request in place of the default problem details (RFC 9457, application/problem+json). The

@@ -47,7 +47,7 @@ func TestWithoutAnObserverFailuresAreLogged(t *testing.T) {
 	}
 }
 
-// Without an Observer, requests that cannot be counted are logged: here, their key is empty.
+// Without an Observer, requests that cannot be counted are logged: their key is empty, or the limit never has a whole token.
 func TestWithoutAnObserverInvalidKeysAreLogged(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()
@@ -58,13 +58,19 @@ func TestWithoutAnObserverInvalidKeysAreLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	limit := httplimit.Middleware{Limiter: new(ratelimit.Limiter), DB: pool, Requests: func(r *http.Request) ([]ratelimit.Request, error) {
-		return []ratelimit.Request{ratelimit.TokenBucket("limit", 1, time.Hour).Key(r.Header.Get("X-User"))}, nil
-	}}
-	w := httptest.NewRecorder()
-	limit.Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-	if w.Code != http.StatusBadRequest || !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), "the key is empty") {
-		t.Errorf("status %d, logged %q", w.Code, log.String())
+	for want, asked := range map[string]ratelimit.Request{
+		"the key is empty": ratelimit.TokenBucket("limit", 1, time.Hour).Key(""),
+		"the capacity is the rate, unless Capacity is": ratelimit.TokenBucket("limit", 0.5, time.Hour).Key("ann"),
+	} {
+		log.Reset()
+		limit := httplimit.Middleware{Limiter: new(ratelimit.Limiter), DB: pool, Requests: func(*http.Request) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{asked}, nil
+		}}
+		w := httptest.NewRecorder()
+		limit.Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		if w.Code != http.StatusBadRequest || !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), want) {
+			t.Errorf("status %d, logged %q, want %q", w.Code, log.String(), want)
+		}
 	}
 }
 

@@ -95,7 +95,7 @@ type ClientIP struct {
 //     are counted together. If that is not an address either (a Unix socket), the key is "unknown".
 //   - For TrustedNetworks and ClientHeader, the key is the address of the proxy that should have stated it.
 //
-// Key panics if TrustedProxies is negative, a prefix is out of its bounds, or ClientHeader has no TrustedNetworks.
+// Key panics if TrustedProxies is negative, a network is not valid, a prefix is out of its bounds, or ClientHeader has no TrustedNetworks.
 func (c ClientIP) Key(r *http.Request) string {
 	c.check()
 	addr, ok := address(r.RemoteAddr)
@@ -233,6 +233,8 @@ func (c ClientIP) check() {
 	switch {
 	case c.TrustedProxies < 0:
 		panic(fmt.Sprintf("httplimit: ClientIP.TrustedProxies is %d: it must not be negative", c.TrustedProxies))
+	case slices.ContainsFunc(c.TrustedNetworks, func(n netip.Prefix) bool { return !n.IsValid() }):
+		panic(fmt.Sprintf("httplimit: ClientIP.TrustedNetworks is %v, of which one is no network", c.TrustedNetworks))
 	case c.ClientHeader != "" && len(c.TrustedNetworks) == 0:
 		panic("httplimit: ClientIP.ClientHeader is set without TrustedNetworks, so all clients of the CDN would be one: name its networks")
 	case c.IPv4Prefix < 0 || c.IPv4Prefix > 32:

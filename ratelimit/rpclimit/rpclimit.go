@@ -110,7 +110,7 @@ type Interceptor struct {
 
 	// Observer is called with every decision, before the handler is called or the refusal is sent. It is called by many
 	// goroutines. nil: [slog.Default] logs Unavailable and Internal as errors. It logs DeadlineExceeded, and invalid keys
-	// and counts, as warnings. [ratelimit.Limiter.Observer] is called in any case.
+	// and counts, also those above the capacity, as warnings. [ratelimit.Limiter.Observer] is called in any case.
 	Observer func(ctx context.Context, call Call, d Decision)
 }
 
@@ -275,7 +275,7 @@ func (i Interceptor) observe(ctx context.Context, call Call, d Decision) {
 		log(slog.LevelError, "rpclimit: the rate limit failed")
 	case d.Code == codes.DeadlineExceeded:
 		log(slog.LevelWarn, "rpclimit: the client's deadline was over before the rate limit was decided")
-	case d.Code == codes.InvalidArgument && outcome.Uncountable(d.Err):
+	case (d.Code == codes.InvalidArgument || d.Code == codes.ResourceExhausted) && outcome.Uncountable(d.Err):
 		log(slog.LevelWarn, "rpclimit: invalid key or count")
 	}
 }

@@ -116,7 +116,7 @@ func TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged(t *testing.T) {
 		{"it is down, and calls pass", t.Context(), []ratelimit.Request{limit.Key("ann")}, zero, true, codes.OK, []string{"level=ERROR", "connection refused", "passed=true"}},
 		{"nothing is asked", t.Context(), nil, zero, true, codes.Internal, []string{"level=ERROR", "ErrNotLimited"}},
 		{"no key", t.Context(), []ratelimit.Request{limit.Key("")}, zero, true, codes.InvalidArgument, []string{"level=WARN", "the key is empty"}},
-		{"more than it can hold", t.Context(), []ratelimit.Request{limit.Key("ann").Count(2)}, zero, true, codes.ResourceExhausted, nil},
+		{"more than it can hold", t.Context(), []ratelimit.Request{limit.Key("ann").Count(2)}, zero, true, codes.ResourceExhausted, []string{"level=WARN", "2 tokens can never be granted, since at most 1 can be had at once"}},
 		{"the client is gone", gone, []ratelimit.Request{limit.Key("ann")}, zero, true, codes.Canceled, nil},
 		{"its deadline is over", late, []ratelimit.Request{limit.Key("ann")}, zero, true, codes.DeadlineExceeded, []string{"level=WARN", "the client's deadline was over"}},
 	} {
