@@ -168,8 +168,16 @@ var overrideMutations = []mutation{
 		tests: "TestASlowPollEndsNoBlockEarly",
 	}, {
 		name: "override-tell-locked", file: "ratelimit/overrides.go", what: "somebody is told of a wrong row while the lock is held",
-		old: "	o.mu.Unlock()\n	for _, w := range wrong {", new: "	defer o.mu.Unlock()\n	for _, w := range wrong {",
+		old: "	o.mu.Unlock()\n	release()", new: "	defer o.mu.Unlock()\n	release()",
 		tests: "TestToBeToldMayLoad",
+	}, {
+		name: "override-tell-connected", file: "ratelimit/overrides.go", what: "somebody is told of a wrong row while the poll has the only connection",
+		old: "	o.mu.Unlock()\n	release()", new: "	o.mu.Unlock()\n	defer release()",
+		tests: "TestToBeToldMayLoad",
+	}, {
+		name: "override-own-late", file: "ratelimit/overrides_write.go", what: "an own block holds once another connection is free",
+		old: "l.overrides.followOn(ctx, on, release)", new: "release()\n\t\tl.overrides.follow(ctx)",
+		tests: "TestAScriptWithOneConnection",
 	}, {
 		name: "override-far", file: "migrations/engine/overrides.sql", what: "an end in the far future stops the polls",
 		old: "WHEN p.ends < '10000-01-01 00:00+00' THEN (extract", new: "WHEN isfinite(p.ends) THEN (extract",

@@ -699,10 +699,10 @@ func TestASlowPollEndsNoBlockEarly(t *testing.T) {
 	}
 }
 
-// TestToBeToldMayLoad: OnError may load again, as somebody who wants to know more does.
+// TestToBeToldMayLoad: OnError may load again on the same connection, as somebody who wants to know more does.
 func TestToBeToldMayLoad(t *testing.T) {
 	t.Parallel()
-	pool := harness.NewPool(t, 4)
+	pool := harness.NewPool(t, 1)
 	harness.MustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, rate) VALUES ('api', 'ann', 'numbers', 'NaN')")
 	told := 0
 	limits := new(ratelimit.Limiter)
