@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ed09371acd7210b79f5215555bb531a555d9040e9696019c44b55583bfe300f4"
+const Hash = "5e88dbd883b2d67033d54db5357ddeb62d304210b491b3fc13bb0e3bb9e59fff"

@@ -177,7 +177,7 @@ func (c *call) fillRowless(r *Result, a *answer) {
 			if left > 0 {
 				s.ResetAt = r.At
 			}
-			if refused && left == 0 && d.count > 0 {
+			if refused && d.refused() {
 				s.OK = false
 				s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
 			}
