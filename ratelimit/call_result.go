@@ -181,7 +181,9 @@ func (c *call) fillRowless(r *Result, a *answer) {
 				s.OK = false
 				s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
 			}
-			s.Taken = c.taken(a, s)
+			if !d.limit.empty() { // of a rate of 0, nothing is charged
+				s.Taken = c.taken(a, s)
+			}
 			s.took.rowless = c.does.receipt() && r.OK
 		}
 		if left > 0 && r.ResetAt.Before(r.At) {
