@@ -3541,6 +3541,11 @@ CREATE TYPE ratelimit._request AS (
     given ratelimit._terms -- the definition that the caller gives; kind NULL: the published one
 );
 
+-- Whether the effect denies a request: a plan denies every token, and a block also a count of 0.
+CREATE FUNCTION ratelimit._refuses(q ratelimit._request) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN q.effect = 'block' AND (q.rate > '0' OR q.count > '0');
+
 -- Raises the error of a count that the numbers can never grant: it is the caller's, as any other argument that is invalid.
 CREATE FUNCTION ratelimit._never(name text, wrong text) RETURNS void
 LANGUAGE plpgsql
@@ -3866,7 +3871,7 @@ BEGIN
                     ratelimit._reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
             WHEN q.effect = 'slots' AND value IS NOT NULL THEN
                 coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at) AS f), at)
-            WHEN q.effect = 'never' AND NOT anyhow OR q.effect = 'block' AND q.count > '0' THEN NULL
+            WHEN q.effect = 'never' AND NOT anyhow OR ratelimit._refuses(q) THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
             RETURN retry_at;
@@ -4067,7 +4072,7 @@ BEGIN
           FROM ratelimit._apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
               ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], now => now, windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)]) AS r;
     ELSIF q.effect <> 'numbers' THEN
-        granted := q.effect = 'unlimited' OR q.count = '0';
+        granted := NOT ratelimit._refuses(q);
         at := coalesce(now, clock_timestamp());
         taken := CASE WHEN granted THEN q.most END;
     ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
@@ -4396,8 +4401,8 @@ BEGIN
         q := ratelimit._read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
         together := together OR q.until IS NOT NULL AND q.effect <> 'block';
-        policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
-        reason := CASE WHEN q.count = '0' OR reason = 'plan' OR q.effect <> 'block' THEN reason ELSE ratelimit._reason(q) END;
+        policy := policy AND q.effect <> 'never' AND NOT ratelimit._refuses(q);
+        reason := CASE WHEN reason <> 'plan' AND ratelimit._refuses(q) THEN ratelimit._reason(q) ELSE reason END;
         CONTINUE WHEN q.effect NOT IN ('numbers', 'never');
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
@@ -5305,7 +5310,7 @@ BEGIN
     PERFORM ratelimit._published(name, key);
     q := ratelimit._prepare('hold', name, key, NULL, NULL, count, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, now);
     at := coalesce(now, clock_timestamp());
-    IF q.effect = 'block' AND q.count > '0' THEN
+    IF ratelimit._refuses(q) THEN
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
         denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
         IF raises THEN
@@ -6122,16 +6127,16 @@ $body$;
 --   not_before if that is not known: retry_at is not earlier, since an override ends then, and only the program knows the numbers that follow
 --   paused_until  nothing is refilled before it, as ratelimit.pause says; NULL: that is not so, or for less than a second more, in which a row may
 --              be used between two looks at the clock. Only for a token bucket that has a rate, also beside a block
+--   numbers    the terms beside a block
 -- whole: more about one key. Then a block changes no numbers:
---   numbers    the terms beside a block, by which the rest is
 --   owed_until nothing is owed from then on; NULL: nothing is, or that is never or not known
 --   full_at    the same of a limit that is full
 --   known_until the end of the override after which only the program knows the numbers; NULL: there is none. owed_until and full_at are
 --              earlier, or not known
--- windows: of a calendar, by these terms.
+-- windows: of a calendar, by these terms. Both this and beside, the terms beside a block, are NULL if the caller has none.
 CREATE FUNCTION ratelimit._state(
     name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz,
-    given ratelimit._terms, windows timestamptz[], whole boolean,
+    given ratelimit._terms, windows timestamptz[], beside ratelimit._terms, whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
     OUT numbers ratelimit._terms, OUT owed_until timestamptz, OUT full_at timestamptz,
     OUT not_before timestamptz, OUT known_until timestamptz
@@ -6146,17 +6151,15 @@ DECLARE
     total  double precision;
     latest timestamptz := (SELECT max(u.t) FROM pg_catalog.unnest(ts) AS u (t));
     ahead  boolean := latest > at + interval '1 second' AND NOT broken;
-    beside ratelimit._terms := n; -- a block
 BEGIN
     value := coalesce(value, '{}');
     ts := coalesce(ts, '{}');
     numbers := n;
-    IF n.effect = 'block' AND (whole OR ahead) THEN
-        beside := ratelimit._numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
-    END IF;
-    IF whole AND n.effect = 'block' THEN
-        numbers := beside;
-        s := ratelimit._ask(name, key, numbers, at, given);
+    IF n.effect = 'block' THEN
+        numbers := coalesce(beside, ratelimit._numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given));
+        IF whole THEN
+            s := ratelimit._ask(name, key, numbers, at, given);
+        END IF;
     END IF;
     IF n.kind = 'slots' THEN
         SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
@@ -6168,7 +6171,7 @@ BEGIN
         remaining := ratelimit._shown(total, s.rate, s.capacity);
     END IF;
     remaining := CASE WHEN s.effect = 'unlimited' THEN 'Infinity'
-        WHEN s.effect = 'block' AND NOT (n.kind = 'slots' AND numbers.effect = 'numbers') THEN 0 -- of no slots, some may be in use
+        WHEN n.effect = 'block' AND NOT whole OR s.effect = 'block' AND n.kind <> 'slots' THEN 0 -- of no slots, some may be in use
         ELSE remaining END;
     retry_at := CASE
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
@@ -6182,7 +6185,7 @@ BEGIN
             not_before := NULL;
         END IF;
     END IF;
-    IF ahead AND beside.kind = 'token bucket' AND (beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies') THEN
+    IF ahead AND numbers.kind = 'token bucket' AND (numbers.effect = 'numbers' AND numbers.rate > '0' OR numbers.effect = 'varies') THEN
         paused_until := least(latest, '9999-12-31 00:00+00');
     END IF;
     IF whole AND total IS NOT NULL THEN
@@ -6211,6 +6214,7 @@ AS $body$
 DECLARE
     d       ratelimit._terms;
     every   ratelimit._terms; -- of the keys without an override of their own
+    beside  ratelimit._terms; -- the same beside a block
     windows timestamptz[];
 BEGIN
     IF NOT isfinite(at) THEN
@@ -6222,6 +6226,7 @@ BEGIN
         PERFORM ratelimit._numbers(name, NULL, at, '0', varying => true, given => given); -- which is an error, if nobody has published it
         d := CASE WHEN given.kind IS NULL THEN ratelimit._defined(name) ELSE given END;
         every := ratelimit._numbers(name, NULL, at, varying => true, given => d);
+        beside := ratelimit._numbers(name, NULL, at, varying => true, standing => true, given => d);
     END IF;
     windows := (ratelimit._ask(name, '', every, at, given)).windows;
     RETURN QUERY
@@ -6242,7 +6247,7 @@ BEGIN
               FULL JOIN (SELECT u.key FROM pg_catalog.unnest(keys) AS u (key) WHERE whole GROUP BY u.key) AS w ON w.key = coalesce(r.key, o.key) COLLATE "C"
             OFFSET 0
           ) AS k
-         CROSS JOIN LATERAL ratelimit._state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
+         CROSS JOIN LATERAL ratelimit._state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, CASE WHEN NOT k.own THEN beside END, whole) AS s
          WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0');
 END
 $body$;
@@ -6265,7 +6270,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until, n.most, coalesce(s.used, CASE WHEN s.effect = 'numbers' THEN n.most - s.remaining END)
       FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s
-     CROSS JOIN LATERAL (SELECT CASE WHEN s.effect IN ('numbers', 'block') THEN (s.numbers).capacity END AS most) AS n;
+     CROSS JOIN LATERAL (SELECT CASE WHEN (s.numbers).effect = 'numbers' THEN (s.numbers).capacity END AS most) AS n;
 END
 $body$;
 
@@ -7158,7 +7163,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_as_known,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_database,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_id_taken,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_as_known,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_database,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_id_taken,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_refuses,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -7180,7 +7185,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_database,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_never,_prepare_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_as_known,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_id_taken,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_database,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_refuses,_never,_prepare_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_as_known,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_id_taken,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -7234,7 +7239,7 @@ DROP TABLE ratelimit.sweeps;
 DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, kind text, INOUT capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION ratelimit._keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION ratelimit._states(name text, keys text[], at timestamptz, given ratelimit._terms, alone boolean, whole boolean);
-DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz, given ratelimit._terms, windows timestamptz[], whole boolean);
+DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz, given ratelimit._terms, windows timestamptz[], beside ratelimit._terms, whole boolean);
 DROP FUNCTION ratelimit._free_slots(name text, key text, capacity double precision, at timestamptz);
 DROP FUNCTION ratelimit._rows(name text, keys text[]);
 DROP FUNCTION ratelimit._stored_keys(name text, first text, below text, most integer);
@@ -7299,6 +7304,7 @@ DROP FUNCTION ratelimit._prepare(verb text, name text, key text, rate double pre
 DROP FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz);
 DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
 DROP FUNCTION ratelimit._never(name text, wrong text);
+DROP FUNCTION ratelimit._refuses(q ratelimit._request);
 DROP TYPE ratelimit._request;
 DROP FUNCTION ratelimit._overrides(since pg_snapshot, after bigint);
 DROP FUNCTION ratelimit.add(id bigint, capacity double precision);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5da37768107f468432edaff604278aceedb4944ce5ea3366dbbe59c558afcc64"
+const Hash = "ff0847db2d885948cce8f8febc90222e9b1d430f5278657193efd69008603ddf"

@@ -58,8 +58,8 @@ func (c *call) spans(does *rules, d *demand) []span {
 func spanOf(does *rules, from algebra.Micros, d demand) span {
 	return span{
 		from: from, demand: d,
-		denied: !does.ignoresCount && d.tooMuch || d.limit.empty() && (d.count > 0 || !does.deniable) || does.deniable && d.limit.blocked && d.count > 0,
-		free:   d.limit.unlimited() || d.limit.grantsNothing() && does.deniable && d.count == 0,
+		denied: !does.ignoresCount && d.tooMuch || d.limit.empty() && !does.deniable || does.deniable && d.refused(),
+		free:   d.limit.unlimited() || d.limit.empty() && does.deniable && d.count == 0,
 	}
 }
 

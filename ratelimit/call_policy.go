@@ -1,15 +1,15 @@
 package ratelimit
 
-// A limit without rows needs no database: a rate of 0 grants nothing, and an unlimited limit grants everything. A blocked limit may have
-// rows, but they do not decide. Nothing is sent for such demands, except by the verbs about holds: an id counts all the same.
+// A limit without rows needs no database: a rate of 0 grants no token, and an unlimited limit grants everything. A blocked limit may have
+// rows, but they do not decide, and a count of 0 is denied, too. Nothing is sent for such demands, except by the verbs about holds: an id counts all the same.
 
 // refusal is why the call is denied without asking. It is empty if it is not.
 func (c *call) refusal() (reason Reason) {
 	for i := range c.rowless {
 		d := &c.rowless[i]
 		switch {
-		case !c.does.deniable || !d.limit.grantsNothing() || d.count == 0:
-		case d.limit.empty():
+		case !c.does.deniable || !d.refused():
+		case d.limit.empty() && d.count > 0:
 			return ReasonPlan
 		default:
 			reason = ReasonBlock
@@ -17,6 +17,9 @@ func (c *call) refusal() (reason Reason) {
 	}
 	return reason
 }
+
+// refused reports whether the limit denies the demand by itself.
+func (d *demand) refused() bool { return d.limit.blocked || d.limit.empty() && d.count > 0 }
 
 // byPolicy is the answer to a call that is decided without the database, or nil.
 func (c *call) byPolicy() *answer {

@@ -177,11 +177,13 @@ func (c *call) fillRowless(r *Result, a *answer) {
 			if left > 0 {
 				s.ResetAt = r.At
 			}
-			if refused && left == 0 && d.count > 0 {
+			if refused && d.refused() {
 				s.OK = false
 				s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
 			}
-			s.Taken = c.taken(a, s)
+			if !d.limit.empty() { // of a rate of 0, nothing is charged
+				s.Taken = c.taken(a, s)
+			}
 			s.took.rowless = c.does.receipt() && r.OK
 		}
 		if left > 0 && r.ResetAt.Before(r.At) {

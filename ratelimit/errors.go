@@ -248,7 +248,7 @@ func (e *DeniedError) Error() string {
 			switch {
 			case s.Limit.slots && s.Limit.empty():
 				why = "there are no slots"
-			case s.Limit.empty():
+			case s.Limit.empty() && count > 0:
 				why = "the rate is 0"
 			case s.Limit.blocked:
 				why = s.Limit.blockedText()

@@ -61,11 +61,13 @@ const Forever time.Duration = math.MinInt64
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], another delivery of the work holds the id, until
 // RetryAt. With [ReasonSettled], the work was settled within a day: drop the delivery. For slots, RetryAt is the
 // latest, if no hold is extended and nothing else is taken. With Forever, an id that is held so is granted again,
-// Repeated, and nothing is taken. With [WaitUpTo], it waits for room.
+// Repeated, and nothing is taken, unless its Count is above the slots that there are now ([ErrExceedsCapacity]).
+// With [WaitUpTo], it waits for room.
 //
 // A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least.
-// [ErrHoldLost]: it has ended, for the limits that the error names. The others are extended: Release the Token. It is
-// for a pool or a connection, and is not reported to the Observer. [Limiter.During] does it by itself.
+// That may be late: one that expired is extended as long as nobody has taken from the key since. [ErrHoldLost]: it was
+// given back or settled, for the limits that the error names. The others are extended: Release the Token. It is for a
+// pool or a connection, and is not reported to the Observer. [Limiter.During] does it by itself.
 //
 // It always asks the database, also for [Unlimited] limits. Above READ COMMITTED, it may miss what came back after the
 // snapshot, and deny. After [ErrUnknownOutcome], Release the Token, which is there beside this error: that also ends a

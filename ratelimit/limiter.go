@@ -25,7 +25,8 @@ import (
 // change a definition while the process runs, make a new Limiter.
 type Limiter struct {
 	// Clock tells the time, between the years 1000 and 9999, for tests and replays. It is called by several
-	// goroutines at once. nil: the time is the database's, the one clock that all processes share.
+	// goroutines at once. nil: the time is the database's, the one clock that all processes share. An override that is
+	// removed ends at the database's time: while Clock is behind that, it still decides.
 	Clock func() time.Time
 
 	// Schema is where package migrations has made the limiter's tables and functions. "" is ratelimit. Another name

@@ -67,7 +67,7 @@ func (l Limit) EveryKey() Request {
 }
 
 // Count sets how many tokens are asked for: at most 1e15, fractions included. The default is 1 where tokens are taken; docs/holds.md,
-// Without a Count, has the other verbs. Less than 1e-15 is 0, such as what rounding leaves of a difference. A [Limiter.Consume] of 0 is denied while the limit is in debt.
+// Without a Count, has the other verbs. Less than 1e-15 is 0, such as what rounding leaves of a difference. A [Limiter.Consume] of 0 is denied while the limit is in debt or blocked.
 //
 // Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens. docs/concepts.md, Decimals,
 // says more.

@@ -131,7 +131,7 @@ func (s *snapshotSeen) Write(b []byte) (int, error) {
 // TestAnAnswerIsPrintedWithoutASnapshot: a pager in which somebody reads for hours holds back no vacuum.
 func TestAnAnswerIsPrintedWithoutASnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
-	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.block('l', every_key => true, forever => true), ratelimit.hold('l', 'other', 'job', 0, forever => true)")
+	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.hold('l', 'other', 'job', 0, forever => true), ratelimit.block('l', every_key => true, forever => true)")
 	w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 1, 1, now())")
 	w.url += "&application_name=" + w.name
 	for _, args := range [][]string{

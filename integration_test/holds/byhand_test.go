@@ -202,7 +202,7 @@ func TestHoldByHandOfTokens(t *testing.T) {
 		}
 		// Under a block, and by an operator who says so, it is released by its id.
 		harness.MustExec(t, pool, "SELECT ratelimit.block('"+limit.Name()+"', 'acme', until => now() + interval '1 hour')")
-		if d := denies(t, pool, message, "SELECT token FROM ratelimit.hold('"+limit.Name()+"', 'acme', 'other', ttl => '1 hour')"); *d.RetryAfter > 3600 || *d.RetryAfter < 3500 || *d.Remaining != 0 {
+		if d := denies(t, pool, message, "SELECT token FROM ratelimit.hold('"+limit.Name()+"', 'acme', 'other', 0, ttl => '1 hour')"); *d.RetryAfter > 3600 || *d.RetryAfter < 3500 || *d.Remaining != 0 {
 			t.Errorf("%+v", d)
 		}
 		if !harness.Scan[bool](t, pool, "SELECT ratelimit.release($1, 'acme', $2)", limit.Name(), token) {

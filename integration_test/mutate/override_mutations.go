@@ -208,7 +208,7 @@ var overrideMutations = []mutation{
 		tests: "TestACalendarRowWhoseTimeLiesAhead",
 	}, {
 		name: "keys-standing", file: keysSQL, what: "beside a block, tool and page show the numbers of the definition",
-		old: "varying => true, standing => true, given => given);", new: "'0', varying => true, standing => true, given => given);",
+		old: "varying => true, standing => true, given => given));", new: "'0', varying => true, standing => true, given => given));",
 		tests: "TestEverySourceSaysTheSame",
 	}, {
 		name: "steer-unusable", file: overrides, what: "an override whose numbers no program follows is in force in SQL",

@@ -44,11 +44,11 @@ var pauseMutations = []mutation{
 	// ratelimit.keys, the tool and the page
 	{
 		name: "pause-keys-lifted", file: keysSQL, what: "a key without a limit is shown as paused",
-		old: "AND (beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies') THEN", new: "AND beside.rate > '0' THEN",
+		old: "AND (numbers.effect = 'numbers' AND numbers.rate > '0' OR numbers.effect = 'varies') THEN", new: "AND numbers.rate > '0' THEN",
 		tests: "TestKeysArePausedUntil",
 	}, {
 		name: "pause-keys-rate", file: keysSQL, what: "a key without a rate is shown as paused",
-		old: "beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies'", new: "beside.effect IN ('numbers', 'varies')",
+		old: "numbers.effect = 'numbers' AND numbers.rate > '0' OR numbers.effect = 'varies'", new: "numbers.effect IN ('numbers', 'varies')",
 		tests: "TestKeysArePausedUntil",
 	},
 

@@ -72,15 +72,23 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-nothing-wanted", file: "ratelimit/call_policy.go", what: "0 tokens of a plan that grants nothing are the reason of a denial by a block",
-		old: "!d.limit.grantsNothing() || d.count == 0:", new: "!d.limit.grantsNothing() || d.count == 0 && d.limit.blocked:",
+		old: "d.limit.blocked || d.limit.empty() && d.count > 0", new: "d.limit.grantsNothing()",
 		tests: "TestADenialTellsWhy",
 	}, {
+		name: "reason-block-of-nothing", file: "ratelimit/call_policy.go", what: "0 tokens of a blocked key are granted",
+		old: "d.limit.blocked || d.limit.empty() && d.count > 0", new: "d.limit.grantsNothing() && d.count > 0",
+		tests: "TestADenialTellsWhy",
+	}, {
+		name: "reason-block-of-nothing-sql", file: "migrations/engine/ratelimit.sql", what: "SQL grants 0 tokens of a blocked key",
+		old: "(q.rate > '0' OR q.count > '0')", new: "q.count > '0'",
+		tests: "TestByHandUnderOverrides",
+	}, {
 		name: "reason-blocked-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing is denied by its key's block",
-		old: "		case d.limit.empty():\n			return", new: "		case d.limit.empty() && !d.limit.blocked:\n			return",
+		old: "		case d.limit.empty() && d.count > 0:\n			return", new: "		case d.limit.empty() && !d.limit.blocked:\n			return",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-text", file: "ratelimit/errors.go", what: "the text of a denial by a plan tells of the block that will end",
-		old: "			case s.Limit.empty():", new: "			case s.Limit.empty() && !s.Limit.blocked:",
+		old: "			case s.Limit.empty() && count > 0:", new: "			case s.Limit.empty() && !s.Limit.blocked:",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-none", file: "ratelimit/call_decide.go", what: "a denial has no reason",

@@ -443,6 +443,7 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 		`[{"name": "none", "key": "ann", "count": 0}, {"name": "window", "key": "ann", "count": 2}]`:                         "none 0, window 5",
 		`[{"name": "window", "key": "bob"}, {"name": "bucket", "key": "blocked"}, {"name": "bucket", "key": "bob"}]`:         "PT429 bucket 9000-01-01",
 		`[{"name": "bucket", "key": "for good"}, {"name": "bucket", "key": "blocked"}]`:                                      "PT429 bucket never",
+		`[{"name": "window", "key": "ann"}, {"name": "bucket", "key": "blocked", "count": 0}]`:                               "PT429 bucket 9000-01-01",
 		`[{"name": "bucket", "key": "blocked"}, {"name": "none", "key": "ann"}]`:                                             "PT429 bucket, none never",
 		`[{"name": "window", "key": "bob"}, {"name": "none", "key": "ann"}]`:                                                 "PT429 none never",
 		`[{"name": "window", "key": "empty"}, {"name": "bucket", "key": "blocked"}]`:                                         "PT429 window, bucket 9000-01-01",

@@ -95,7 +95,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	harness.MustExec(t, pool, `
 		SELECT ratelimit.override('bucket', 'raised', rate => 100, forever => true), ratelimit.override('bucket', 'both', rate => 100, capacity => 100, forever => true),
 		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good', forever => true),
-		       ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('calendar', every_key => true, rate => 2, forever => true);
+		       ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('bucket', 'for good', capacity => 30, forever => true), ratelimit.override('calendar', every_key => true, rate => 2, forever => true);
 		SELECT ratelimit.override('varying', 'ann', rate => 5, capacity => 5, forever => true), ratelimit.block('varying', 'eve', forever => true), ratelimit.unlimited('varying month', 'ann', forever => true),
 		       ratelimit.override('varying', 'half', rate => 5, forever => true)`)
 	harness.MustExec(t, pool, "DELETE FROM ratelimit.overrides AS o WHERE o.name = 'own'; INSERT INTO ratelimit.overrides (name, key, effect) VALUES ('own', 'blocked', 'block')") // of a limit that nobody publishes
@@ -103,7 +103,8 @@ func TestByHandUnderOverrides(t *testing.T) {
 		"'bucket', 'raised', count => 20":                      "t 0",
 		"'bucket', 'both', count => 60":                        "t 40",
 		"'bucket', 'blocked'":                                  "f 0 9000-01-01",
-		"'bucket', 'blocked', count => 0":                      "t 0",
+		"'bucket', 'blocked', count => 0":                      "f 0 9000-01-01",
+		"'bucket', 'for good', count => 1e-16":                 "f 0",
 		"'bucket', 'for good'":                                 "f 0",
 		"'bucket', 'free', count => 1e12":                      "t Infinity",
 		"'bucket', 'other', count => 20":                       "t 0",
@@ -126,7 +127,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	}
 	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET ts = ts + interval '1 hour'") // nothing is refilled meanwhile
 	keys := harness.Lines(t, pool, `SELECT key, floor(remaining) AS left, capacity, ceil(used), retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit.keys('bucket') ORDER BY key COLLATE "C"`)
-	const want = "(blocked,0,20,,t)\n(both,40,100,60,)\n(\"for good\",0,20,,t)\n(free,Infinity,,,)\n(other,0,20,20,f)\n(raised,0,20,20,f)"
+	const want = "(blocked,0,20,,t)\n(both,40,100,60,)\n(\"for good\",0,30,,t)\n(free,Infinity,,,)\n(other,0,20,20,f)\n(raised,0,20,20,f)"
 	if keys != want {
 		t.Errorf("ratelimit.keys:\n%s\nwant\n%s", keys, want)
 	}

@@ -276,7 +276,7 @@ func TestNothingIsSentForPlansWithoutRows(t *testing.T) {
 		if _, err := limiter.Check(t.Context(), db, free.Key("ann"), api); !errors.Is(err, ratelimit.ErrDenied) {
 			t.Error(err)
 		}
-		if charged, err := limiter.Charge(t.Context(), db, enterprise.Key("ann"), free.Key("bob")); err != nil || !charged.OK || !charged.Requests[1].OK {
+		if charged, err := limiter.Charge(t.Context(), db, enterprise.Key("ann"), free.Key("bob")); err != nil || !charged.OK || !charged.Requests[1].OK || charged.Requests[0].Taken != 1 || charged.Requests[1].Taken != 0 {
 			t.Errorf("%+v, %v", charged, err)
 		}
 		if _, err := limiter.Refund(t.Context(), db, granted.Receipt(), enterprise.Key("ann")); err != nil {

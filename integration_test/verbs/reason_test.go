@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +37,7 @@ func TestADenialTellsWhy(t *testing.T) {
 		w.Do(follow.Load(w.Context(), w.Limiter))
 		w.Clock.At = until.Add(-time.Hour)
 		w.Grant(api.Key("used").Count(10), month.Key("used").Count(10))
+		w.Charge(api.Key("later").Count(500))
 		used, blocked, later, banned := api.Key("used"), api.Key("blocked"), api.Key("later"), api.Key("banned")
 		end, laterEnd := until, until.Add(-2*time.Minute)
 		nextMonth := time.Date(w.Clock.At.Year(), w.Clock.At.Month()+1, 1, 0, 0, 0, 0, time.UTC)
@@ -67,11 +69,20 @@ func TestADenialTellsWhy(t *testing.T) {
 			"a granted one and a quota":    {[]ratelimit.Request{api.Key("ann"), used}, ratelimit.ReasonQuota, w.Clock.At.Add(6 * time.Second)},
 			"a granted one and a plan":     {[]ratelimit.Request{api.Key("ann"), free.Key("ann")}, ratelimit.ReasonPlan, never},
 			"a plan, and the same unasked": {[]ratelimit.Request{free.Key("bob"), banned, later}, ratelimit.ReasonPlan, never},
+			"quota beside 0 of a plan":     {[]ratelimit.Request{free.Key("ann").Count(0), used}, ratelimit.ReasonQuota, w.Clock.At.Add(6 * time.Second)},
+			"block beside 0 of a plan":     {[]ratelimit.Request{free.Key("ann").Count(0), blocked}, ratelimit.ReasonBlock, end},
+			"block of 0":                   {[]ratelimit.Request{blocked.Count(0)}, ratelimit.ReasonBlock, end},
+			"block of 0 in debt":           {[]ratelimit.Request{later.Count(0)}, ratelimit.ReasonBlock, laterEnd},
+			"block without end, of 0":      {[]ratelimit.Request{used, banned.Count(0)}, ratelimit.ReasonBlock, never},
+			"a blocked plan, of 0":         {[]ratelimit.Request{free.Key("blocked").Count(0)}, ratelimit.ReasonBlock, end},
+			"unlimited, but blocked, of 0": {[]ratelimit.Request{enterprise.Key("blocked").Count(0)}, ratelimit.ReasonBlock, end},
 		} {
 			var errs = map[string]error{}
 			_, errs["consume"] = w.Limiter.Consume(w.Context(), w.DB, c.requests...)
 			_, errs["check"] = w.Limiter.Check(w.Context(), w.DB, c.requests...)
-			_, _, errs["take"] = w.Limiter.Take(w.Context(), w.DB, 5, c.requests...)
+			if !slices.ContainsFunc(c.requests, ofNothing) {
+				_, _, errs["take"] = w.Limiter.Take(w.Context(), w.DB, 5, c.requests...)
+			}
 			if c.reason != ratelimit.ReasonQuota { // it may owe
 				_, errs["reserve"] = w.Limiter.Reserve(w.Context(), w.DB, c.requests...)
 			}
@@ -80,14 +91,12 @@ func TestADenialTellsWhy(t *testing.T) {
 			}
 		}
 
-		// A count of 0 is no reason, but for a debt.
-		w.Grant(blocked.Count(0), banned.Count(0), free.Key("ann").Count(0))
-		_, err := w.Limiter.Consume(w.Context(), w.DB, free.Key("ann").Count(0), used, banned.Count(0))
-		denies(w, "beside counts of 0", err, ratelimit.ReasonQuota, w.Clock.At.Add(6*time.Second))
-		_, err = w.Limiter.Consume(w.Context(), w.DB, free.Key("ann").Count(0), blocked, banned.Count(0))
-		denies(w, "a block beside counts of 0", err, ratelimit.ReasonBlock, end)
+		w.Grant(free.Key("ann").Count(0), api.Key("ann").Count(0))
 	})
 }
+
+// ofNothing reports whether a request has a Count of 0, which a Take refuses.
+func ofNothing(r ratelimit.Request) bool { return r == r.Count(0) }
 
 // denies wants a denial for a reason. A zero retryAt: for good.
 func denies(w harness.World, what string, err error, reason ratelimit.Reason, retryAt time.Time) {
@@ -131,14 +140,24 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	}{
 		{api.Key("used"), ratelimit.ReasonQuota, clock.At.Add(6 * time.Second)},
 		{api.Key("blocked"), ratelimit.ReasonBlock, until},
+		{api.Key("blocked").Count(0), ratelimit.ReasonBlock, until},
 		{ratelimit.FixedWindow("sharded", 10, time.Minute, ratelimit.Shards(3)).Key("for good"), ratelimit.ReasonBlock, time.Time{}},
 		{free.Key("ann"), ratelimit.ReasonPlan, time.Time{}},
 	} {
 		errs := map[string]error{}
 		_, errs["coalescer"] = limiter.Consume(t.Context(), coalescer, c.request)
 		_, errs["reserve"] = limiter.Reserve(t.Context(), coalescer, c.request)
-		_, _, errs["take"] = limiter.Take(t.Context(), coalescer, 5, c.request)
+		if !ofNothing(c.request) {
+			_, _, errs["take"] = limiter.Take(t.Context(), coalescer, 5, c.request)
+		}
 		_, errs["wait"] = limiter.Wait(t.Context(), pool, c.request)
+		_, errs["hold"] = limiter.Hold(t.Context(), pool, "id", time.Minute, c.request)
+		_, _, errs["once"] = limiter.Once(t.Context(), pool, "id", time.Minute, c.request)
+		each, err := limiter.ConsumeEach(t.Context(), pool, c.request)
+		w.Do(err)
+		for range each.Granted() {
+			t.Errorf("each: a grant beside a denial by the %s", c.reason)
+		}
 		var batch pgx.Batch
 		if _, errs["batch"] = limiter.QueueConsume(t.Context(), &batch, c.request); errs["batch"] == nil {
 			errs["batch"] = limiter.SendTx(t.Context(), pool, &batch)

@@ -67,7 +67,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 		w.must(follow.Load(t.Context(), asks)) // what gives more lapses after five minutes
 		of := keys[i*perLimit : (i+1)*perLimit]
 		listed := map[string]listedKey{}
-		rows, err := w.pool.Query(t.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied, paused_until FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2)", limit.Name(), w.clock.At)
+		rows, err := w.pool.Query(t.Context(), "SELECT key, remaining, most AS capacity, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied, paused_until FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2)", limit.Name(), w.clock.At)
 		w.must(err)
 		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[listedKey])
 		w.must(err)
@@ -103,6 +103,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 type listedKey struct {
 	Key       string
 	Remaining *float64
+	Capacity  *float64
 	RetryAt   *time.Time
 	Denied    bool
 
@@ -292,6 +293,9 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 		}
 	} else if found && !(k.varies && b.Decides == "definition") {
 		agrees("ratelimit.keys", row.Remaining, row.RetryAt, row.Denied)
+		if !k.varies && ((row.Capacity == nil) != unlimited || row.Capacity != nil && *row.Capacity != b.Capacity) {
+			w.failf("%s, and ratelimit.keys says a capacity of %s", what, asText(row.Capacity))
+		}
 	} else if !found && (blocked || unlimited || b.Remaining != b.Capacity) && b.Decides != "definition" && w.ofKeyAlone(k) {
 		w.failf("%s, and ratelimit.keys does not list it", what)
 	}

@@ -64,7 +64,7 @@ BEGIN
     PERFORM ratelimit._published(name, key);
     q := ratelimit._prepare('hold', name, key, NULL, NULL, count, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, now);
     at := coalesce(now, clock_timestamp());
-    IF q.effect = 'block' AND q.count > '0' THEN
+    IF ratelimit._refuses(q) THEN
         SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
         denial := ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at, ratelimit._reason(q));
         IF raises THEN

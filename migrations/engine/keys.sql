@@ -79,16 +79,16 @@ $body$;
 --   not_before if that is not known: retry_at is not earlier, since an override ends then, and only the program knows the numbers that follow
 --   paused_until  nothing is refilled before it, as ratelimit.pause says; NULL: that is not so, or for less than a second more, in which a row may
 --              be used between two looks at the clock. Only for a token bucket that has a rate, also beside a block
+--   numbers    the terms beside a block
 -- whole: more about one key. Then a block changes no numbers:
---   numbers    the terms beside a block, by which the rest is
 --   owed_until nothing is owed from then on; NULL: nothing is, or that is never or not known
 --   full_at    the same of a limit that is full
 --   known_until the end of the override after which only the program knows the numbers; NULL: there is none. owed_until and full_at are
 --              earlier, or not known
--- windows: of a calendar, by these terms.
+-- windows: of a calendar, by these terms. Both this and beside, the terms beside a block, are NULL if the caller has none.
 CREATE OR REPLACE FUNCTION ratelimit._state(
     name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz,
-    given ratelimit._terms, windows timestamptz[], whole boolean,
+    given ratelimit._terms, windows timestamptz[], beside ratelimit._terms, whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
     OUT numbers ratelimit._terms, OUT owed_until timestamptz, OUT full_at timestamptz,
     OUT not_before timestamptz, OUT known_until timestamptz
@@ -102,17 +102,15 @@ DECLARE
     total  double precision;
     latest timestamptz := (SELECT max(u.t) FROM pg_catalog.unnest(ts) AS u (t));
     ahead  boolean := latest > at + interval '1 second' AND NOT broken;
-    beside ratelimit._terms := n; -- a block
 BEGIN
     value := coalesce(value, '{}');
     ts := coalesce(ts, '{}');
     numbers := n;
-    IF n.effect = 'block' AND (whole OR ahead) THEN
-        beside := ratelimit._numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
-    END IF;
-    IF whole AND n.effect = 'block' THEN
-        numbers := beside;
-        s := ratelimit._ask(name, key, numbers, at, given);
+    IF n.effect = 'block' THEN
+        numbers := coalesce(beside, ratelimit._numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given));
+        IF whole THEN
+            s := ratelimit._ask(name, key, numbers, at, given);
+        END IF;
     END IF;
     IF n.kind = 'slots' THEN
         SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
@@ -124,7 +122,7 @@ BEGIN
         remaining := ratelimit._shown(total, s.rate, s.capacity);
     END IF;
     remaining := CASE WHEN s.effect = 'unlimited' THEN 'Infinity'
-        WHEN s.effect = 'block' AND NOT (n.kind = 'slots' AND numbers.effect = 'numbers') THEN 0 -- of no slots, some may be in use
+        WHEN n.effect = 'block' AND NOT whole OR s.effect = 'block' AND n.kind <> 'slots' THEN 0 -- of no slots, some may be in use
         ELSE remaining END;
     retry_at := CASE
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
@@ -138,7 +136,7 @@ BEGIN
             not_before := NULL;
         END IF;
     END IF;
-    IF ahead AND beside.kind = 'token bucket' AND (beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies') THEN
+    IF ahead AND numbers.kind = 'token bucket' AND (numbers.effect = 'numbers' AND numbers.rate > '0' OR numbers.effect = 'varies') THEN
         paused_until := least(latest, '9999-12-31 00:00+00');
     END IF;
     IF whole AND total IS NOT NULL THEN
@@ -166,6 +164,7 @@ AS $body$
 DECLARE
     d       ratelimit._terms;
     every   ratelimit._terms; -- of the keys without an override of their own
+    beside  ratelimit._terms; -- the same beside a block
     windows timestamptz[];
 BEGIN
     IF NOT isfinite(at) THEN
@@ -177,6 +176,7 @@ BEGIN
         PERFORM ratelimit._numbers(name, NULL, at, '0', varying => true, given => given); -- which is an error, if nobody has published it
         d := CASE WHEN given.kind IS NULL THEN ratelimit._defined(name) ELSE given END;
         every := ratelimit._numbers(name, NULL, at, varying => true, given => d);
+        beside := ratelimit._numbers(name, NULL, at, varying => true, standing => true, given => d);
     END IF;
     windows := (ratelimit._ask(name, '', every, at, given)).windows;
     RETURN QUERY
@@ -197,7 +197,7 @@ BEGIN
               FULL JOIN (SELECT u.key FROM pg_catalog.unnest(keys) AS u (key) WHERE whole GROUP BY u.key) AS w ON w.key = coalesce(r.key, o.key) COLLATE "C"
             OFFSET 0
           ) AS k
-         CROSS JOIN LATERAL ratelimit._state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
+         CROSS JOIN LATERAL ratelimit._state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, CASE WHEN NOT k.own THEN beside END, whole) AS s
          WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0');
 END
 $body$;
@@ -219,7 +219,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until, n.most, coalesce(s.used, CASE WHEN s.effect = 'numbers' THEN n.most - s.remaining END)
       FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s
-     CROSS JOIN LATERAL (SELECT CASE WHEN s.effect IN ('numbers', 'block') THEN (s.numbers).capacity END AS most) AS n;
+     CROSS JOIN LATERAL (SELECT CASE WHEN (s.numbers).effect = 'numbers' THEN (s.numbers).capacity END AS most) AS n;
 END
 $body$;
 

@@ -21,6 +21,11 @@ CREATE TYPE ratelimit._request AS (
     given ratelimit._terms -- the definition that the caller gives; kind NULL: the published one
 );
 
+-- Whether the effect denies a request: a plan denies every token, and a block also a count of 0.
+CREATE OR REPLACE FUNCTION ratelimit._refuses(q ratelimit._request) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN q.effect = 'block' AND (q.rate > '0' OR q.count > '0');
+
 -- Raises the error of a count that the numbers can never grant: it is the caller's, as any other argument that is invalid.
 CREATE OR REPLACE FUNCTION ratelimit._never(name text, wrong text) RETURNS void
 LANGUAGE plpgsql
@@ -338,7 +343,7 @@ BEGIN
                     ratelimit._reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
             WHEN q.effect = 'slots' AND value IS NOT NULL THEN
                 coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at) AS f), at)
-            WHEN q.effect = 'never' AND NOT anyhow OR q.effect = 'block' AND q.count > '0' THEN NULL
+            WHEN q.effect = 'never' AND NOT anyhow OR ratelimit._refuses(q) THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
             RETURN retry_at;
@@ -534,7 +539,7 @@ BEGIN
           FROM ratelimit._apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
               ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], now => now, windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)]) AS r;
     ELSIF q.effect <> 'numbers' THEN
-        granted := q.effect = 'unlimited' OR q.count = '0';
+        granted := NOT ratelimit._refuses(q);
         at := coalesce(now, clock_timestamp());
         taken := CASE WHEN granted THEN q.most END;
     ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
@@ -857,8 +862,8 @@ BEGIN
         q := ratelimit._read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
         together := together OR q.until IS NOT NULL AND q.effect <> 'block';
-        policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
-        reason := CASE WHEN q.count = '0' OR reason = 'plan' OR q.effect <> 'block' THEN reason ELSE ratelimit._reason(q) END;
+        policy := policy AND q.effect <> 'never' AND NOT ratelimit._refuses(q);
+        reason := CASE WHEN reason <> 'plan' AND ratelimit._refuses(q) THEN ratelimit._reason(q) ELSE reason END;
         CONTINUE WHEN q.effect NOT IN ('numbers', 'never');
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
