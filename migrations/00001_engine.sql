@@ -3383,19 +3383,19 @@ BEGIN
     most := capacity;
     known := capacity IS NOT NULL;
     FOR older IN
-        SELECT b.made_at, b.id, b.capacity, b.added FROM ratelimit.overrides AS b
+        SELECT b.made_at, b.id, b.capacity, b.added, b.capacity IS NULL AS as_defined FROM ratelimit.overrides AS b
          WHERE b.name = o.name AND (b.key = o.key OR b.key IS NULL) AND b.effect = 'numbers' AND b.removed_at IS NULL
            AND (b.until IS NULL OR b.until > clock_timestamp()) AND (b.made_at, b.id) < (o.made_at, o.id)
-        UNION ALL SELECT '-infinity', 0, NULL, NULL WHERE capacity IS NULL
+        UNION ALL SELECT '-infinity', 0, NULL, NULL, true WHERE capacity IS NULL
          ORDER BY 1 DESC, 2 DESC
     LOOP
         IF published THEN
             older.capacity := (SELECT n.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), CASE WHEN older.id = 0 THEN 0 END,
                 varying => true, under => nullif(older.id, 0)) AS n);
         END IF;
-        IF older.id = 0 THEN -- lists that were replaced lately are there for 7 days
+        IF older.as_defined THEN -- lists that were replaced lately are there for 7 days
             older.capacity := greatest(older.capacity, (SELECT max(d.capacity) FROM ratelimit.definitions AS d
-                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND d.published_at > clock_timestamp() - fills));
+                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND (d.current OR d.published_at > clock_timestamp() - fills)));
         END IF;
         most := greatest(most, older.capacity);
         IF older.id = 0 OR older.made_at <= clock_timestamp() - fills OR older.added > '0' THEN -- of which all before were less
@@ -6649,6 +6649,10 @@ BEGIN
     LOOP -- the holds of these keys
         SELECT s.* INTO h FROM ratelimit._sweep_holds(h.next_name COLLATE "C", h.next_key COLLATE "C", h.next_id COLLATE "C", NULL) AS s;
         EXIT WHEN (h.next_name = name COLLATE "C" AND (next IS NULL OR h.next_key < next COLLATE "C")) IS NOT TRUE;
+        IF h.deleted + h.ended > 0 THEN -- what it has locked goes first
+            next := h.next_key;
+            EXIT;
+        END IF;
     END LOOP;
 END
 $body$;
@@ -6656,7 +6660,7 @@ $body$;
 COMMENT ON FUNCTION ratelimit.sweep(text, double precision, interval, text, double precision, timestamptz, text, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
-It also gives back what expired holds of these keys hold, and forgets holds that are over.
+It also gives back what expired holds of these keys hold, and forgets holds that are over, of 1000 holds at a time.
 
     SELECT * FROM ratelimit.sweep('sendMessage')
 

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ff0847db2d885948cce8f8febc90222e9b1d430f5278657193efd69008603ddf"
+const Hash = "9b974c415879f2c011a43b67893fd71a3d4c184c5d440f7f743b1c1ddab22eba"

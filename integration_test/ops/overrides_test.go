@@ -558,6 +558,7 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		{"lowered", "", "capacity => 30", "NULL", 5, ""}, // to 10, from 25 of which the key may have used all
 		{"lowered", "capacity => 1", "capacity => 30", "NULL", 5, ""},
 		{"lowered", "", "capacity => 30", "10", 20, ""},
+		{"lowered", "max_reserved => 5", "capacity => 30", "NULL", 5, ""}, // made long ago
 	} {
 		key := fmt.Sprintf("key %d", i)
 		harness.MustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('%s', '%s', 0, 1, 0, now())", test.limit, key))
@@ -567,6 +568,7 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 			harness.MustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('%s', '%s', forever => true)", test.limit, key))
 		default:
 			harness.MustExec(t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s, forever => true)", test.limit, key, test.before))
+			harness.MustExec(t, pool, fmt.Sprintf("UPDATE ratelimit.overrides SET made_at = made_at - interval '6 days' WHERE key = '%s' AND max_reserved IS NOT NULL", key))
 		}
 		id := harness.Scan[int64](t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s, forever => true)", test.limit, key, test.now))
 		adding.Go(func() {

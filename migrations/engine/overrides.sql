@@ -516,19 +516,19 @@ BEGIN
     most := capacity;
     known := capacity IS NOT NULL;
     FOR older IN
-        SELECT b.made_at, b.id, b.capacity, b.added FROM ratelimit.overrides AS b
+        SELECT b.made_at, b.id, b.capacity, b.added, b.capacity IS NULL AS as_defined FROM ratelimit.overrides AS b
          WHERE b.name = o.name AND (b.key = o.key OR b.key IS NULL) AND b.effect = 'numbers' AND b.removed_at IS NULL
            AND (b.until IS NULL OR b.until > clock_timestamp()) AND (b.made_at, b.id) < (o.made_at, o.id)
-        UNION ALL SELECT '-infinity', 0, NULL, NULL WHERE capacity IS NULL
+        UNION ALL SELECT '-infinity', 0, NULL, NULL, true WHERE capacity IS NULL
          ORDER BY 1 DESC, 2 DESC
     LOOP
         IF published THEN
             older.capacity := (SELECT n.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), CASE WHEN older.id = 0 THEN 0 END,
                 varying => true, under => nullif(older.id, 0)) AS n);
         END IF;
-        IF older.id = 0 THEN -- lists that were replaced lately are there for 7 days
+        IF older.as_defined THEN -- lists that were replaced lately are there for 7 days
             older.capacity := greatest(older.capacity, (SELECT max(d.capacity) FROM ratelimit.definitions AS d
-                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND d.published_at > clock_timestamp() - fills));
+                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND (d.current OR d.published_at > clock_timestamp() - fills)));
         END IF;
         most := greatest(most, older.capacity);
         IF older.id = 0 OR older.made_at <= clock_timestamp() - fills OR older.added > '0' THEN -- of which all before were less

@@ -319,6 +319,10 @@ BEGIN
     LOOP -- the holds of these keys
         SELECT s.* INTO h FROM ratelimit._sweep_holds(h.next_name COLLATE "C", h.next_key COLLATE "C", h.next_id COLLATE "C", NULL) AS s;
         EXIT WHEN (h.next_name = name COLLATE "C" AND (next IS NULL OR h.next_key < next COLLATE "C")) IS NOT TRUE;
+        IF h.deleted + h.ended > 0 THEN -- what it has locked goes first
+            next := h.next_key;
+            EXIT;
+        END IF;
     END LOOP;
 END
 $body$;
@@ -326,7 +330,7 @@ $body$;
 COMMENT ON FUNCTION ratelimit.sweep(text, double precision, interval, text, double precision, timestamptz, text, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
-It also gives back what expired holds of these keys hold, and forgets holds that are over.
+It also gives back what expired holds of these keys hold, and forgets holds that are over, of 1000 holds at a time.
 
     SELECT * FROM ratelimit.sweep('sendMessage')
 
