@@ -59,6 +59,7 @@ const (
 	defaultEvery = time.Second
 	wholeEvery   = time.Minute
 	pollTimeout  = 10 * time.Second
+	turnTimeout  = time.Minute // for a connection of the pool
 	staleAfter   = 5 * time.Minute
 	falseAlarms  = 10 // so many notifications in a row may tell of no change
 	day          = 24 * time.Hour
@@ -183,11 +184,7 @@ func (o *overrides) run(ctx context.Context) {
 	woken, believed := false, falseAlarms
 	for {
 		news := o.news.Load()
-		waits := time.AfterFunc(pollTimeout, func() {
-			o.tell(fmt.Errorf("ratelimit: overrides: no connection of the pool was free for %v: until one is, changes do not hold here", pollTimeout))
-		})
-		err := o.poll(ctx, func(db DB) error { waits.Stop(); return o.next(ctx, db) })
-		if waits.Stop(); err != nil && ctx.Err() == nil {
+		if err := o.poll(ctx, func(db DB) error { return o.next(ctx, db) }); err != nil && ctx.Err() == nil {
 			o.tell(err)
 		}
 		if woken && o.news.Load() == news {
@@ -233,9 +230,11 @@ func (o *overrides) next(ctx context.Context, db DB) error {
 }
 
 // poll has something read, one at a time, and then tells of the rows that cannot be used. It waits for a connection in turn with all callers
-// of the pool, however long: if it gave up, it would be the last again, and under load never come.
+// of the pool, for long: if it gave up, it would be the last again, and under load never come.
 func (o *overrides) poll(ctx context.Context, read func(db DB) error) error {
-	db, release, err := ofPool(ctx, o.db)
+	waiting, cancel := context.WithTimeout(ctx, turnTimeout)
+	defer cancel()
+	db, release, err := ofPool(waiting, o.db)
 	if err != nil {
 		return explain("overrides", err)
 	}

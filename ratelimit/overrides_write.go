@@ -145,10 +145,14 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 	if err != nil {
 		return 0, explainCall(verb(d.what), asked, err)
 	}
-	if poolOf(db) != nil {
-		l.overrides.followOn(ctx, on, release)
-	} else {
+	switch pool := poolOf(db); {
+	case pool == nil:
 		whenCommitted(ctx, l.overrides)
+	case pool == poolOf(l.overrides.db):
+		l.overrides.followOn(ctx, on, release)
+	default:
+		release()
+		l.overrides.follow(ctx)
 	}
 	return n, nil
 }
