@@ -138,7 +138,7 @@ func attached(root *cobra.Command, args []string) (*cobra.Command, error) {
 				return command, fmt.Errorf("there is no flag -%s. Did you mean --%s?", name, name)
 			}
 			if flag(arg[:2]) != nil {
-				return command, fmt.Errorf("there is no flag -%s. A flag of one letter stands apart: %s %s", name, arg[:2], arg[2:])
+				return command, fmt.Errorf("a value is attached to %s. A flag of one letter stands apart: %s VALUE", arg[:2], arg[:2])
 			}
 		}
 	}
