@@ -383,6 +383,9 @@ func TestWriteAndCheck(t *testing.T) {
 	if err := os.CopyFS(dir, os.DirFS(migrations)); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(dir, releasedFile), nil, 0o600); err != nil { // as before a release
+		t.Fatal(err)
+	}
 	if err := Check(dir); err != nil {
 		t.Fatal(err)
 	}
