@@ -187,7 +187,7 @@ func TestAhead(t *testing.T) {
 	if back.Requests[0].Refunded != 1 {
 		t.Errorf("%v came back of 1", back.Requests[0].Refunded)
 	}
-	before := s.Count("")
+	before, began := s.Count(""), time.Now()
 	consume(limit.Key("k"))
 	if s.Count("") == before {
 		t.Error("after a refund, a call was granted by what was known before")
@@ -275,10 +275,11 @@ func TestAhead(t *testing.T) {
 	if counted.Load() != decided {
 		t.Errorf("OnBatch was told of %d calls, want %d", counted.Load(), decided)
 	}
-	if left := harness.Remaining(t, pool, limit.Key("k")); !harness.Near(left, 10_000-calls-2-1-20) {
+	late := time.Since(began) > time.Second // then some of what was ahead was lost
+	if left, want := harness.Remaining(t, pool, limit.Key("k")), float64(10_000-calls-2-1-20); !harness.Near(left, want) && (left > want || !late) {
 		t.Errorf("%v are left of k after %v calls, 3 other tokens and Close", left, calls+20)
 	}
-	if left := harness.Remaining(t, pool, limit.Key("a")); !harness.Near(left, 10_000-23) {
+	if left, want := harness.Remaining(t, pool, limit.Key("a")), float64(10_000-23); !harness.Near(left, want) && (left > want || !late) {
 		t.Errorf("%v are left after 23 calls and Close", left)
 	}
 	if _, err := limiter.Consume(t.Context(), c, limit.Key("a")); !errors.Is(err, ratelimit.ErrClosed) {
