@@ -214,7 +214,7 @@ func TestAScriptWithOneConnection(t *testing.T) {
 	}()
 	harness.Succeeds(t, <-blocked)
 	on := <-second
-	defer on.Close()
+	defer func() { _ = on.Close() }()
 	if _, err := limits.Check(t.Context(), ratelimit.SQL(on), api.Key("crowd")); !harness.Denied(err) {
 		t.Errorf("once it is blocked: %v", err)
 	}

@@ -238,7 +238,7 @@ func TestWhatWaitedForItsRowComesBackToItsWindow(t *testing.T) {
 	pool := harness.NewPool(t, 16)
 	var limits ratelimit.Limiter
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close(context.WithoutCancel(t.Context()))
+	defer harness.CloseCoalescer(t, coalescer)
 	next := harness.Scan[time.Time](t, pool, "SELECT date_trunc('second', clock_timestamp()) + interval '3 s'").UTC()
 	type way struct {
 		name    string
