@@ -159,7 +159,7 @@ func TestAhead(t *testing.T) {
 			harness.Succeeds(t, limiter.Reset(t.Context(), pool, empty.Key("r")))
 		}
 	}}
-	limit, other := harness.Slow("limit", 10_000), harness.Slow("other", 10_000)
+	limit, other := harness.Slow("foreseen", 10_000), harness.Slow("foreseen, too", 10_000) // other tests of the process reset theirs
 	consume := func(requests ...ratelimit.Request) ratelimit.Result {
 		result, err := limiter.Consume(t.Context(), c, requests...)
 		harness.Succeeds(t, err)

@@ -57,6 +57,10 @@ func TestHoldMany(t *testing.T) {
 	harness.MustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 3, forever => true)")
 	many(0, "a b") // although there are fewer by now
 	harness.MustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 5, forever => true)")
+	harness.Eventually(t, "the Limiter follows", func() bool {
+		b, err := h.limits.Balance(t.Context(), pool, acme)
+		return err == nil && b[0].Capacity == 5
+	})
 	if d := denied("PT429", "rate limit exceeded: projects", "e f"); !strings.Contains(d, `"remaining" : 1`) || !strings.Contains(d, `"retry_at" : null`) {
 		t.Error(d)
 	}
