@@ -1,7 +1,8 @@
 package ratelimit
 
-// A limit without rows needs no database: a rate of 0 grants no token, and an unlimited limit grants everything. A blocked limit may have
-// rows, but they do not decide, and a count of 0 is denied, too. Nothing is sent for such demands, except by the verbs about holds: an id counts all the same.
+// A limit without rows needs no database: a rate of 0 grants no token, and an unlimited limit grants everything. A
+// blocked limit may have rows, but they do not decide, and a count of 0 is denied, too. Nothing is sent for such
+// demands, except by the verbs about holds: an id counts all the same.
 
 // refusal is why the call is denied without asking. It is empty if it is not.
 func (c *call) refusal() (reason Reason) {

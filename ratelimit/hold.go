@@ -35,8 +35,8 @@ type Held struct {
 	Requests []Status
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in
-	// the clear. Whoever has it can end the hold; %v of a Held shows it, and slog does not. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for
-	// both.
+	// the clear. Whoever has it can end the hold; %v of a Held shows it, and slog does not. Without an end, it is the
+	// id. One above 1 MiB is [ErrInvalid] for both.
 	Token string
 
 	// Until is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if
@@ -339,8 +339,8 @@ func ttlText(ttl time.Duration) string {
 	return ttl.String()
 }
 
-// holdRequests are the requests of a call about holds, once what is beside them is valid. Those of a Settle and a Release say what was used, and
-// what else the token has comes after them.
+// holdRequests are the requests of a call about holds, once what is beside them is valid. Those of a Settle and a
+// Release say what was used, and what else the token has comes after them.
 func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	if c.does.deniable { // not of a token, which the program has stored
 		if err := checkID(c.hold.id); err != nil {

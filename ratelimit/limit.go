@@ -134,8 +134,7 @@ func (c *Config) set(options []Option, allowed []string) (mistakes []string) {
 func Rate(tokens float64) Option { return option{"Rate", func(c *Config) { c.Rate = &tokens }} }
 
 // Capacity sets how many tokens can be saved up. The default is the rate; with a rate below 1, no whole token is ever
-// granted then. With 0, nothing is saved up, and every
-// request must reserve.
+// granted then. With 0, nothing is saved up, and every request must reserve.
 func Capacity(tokens float64) Option {
 	return option{"Capacity", func(c *Config) { c.Capacity = &tokens }}
 }

@@ -229,8 +229,8 @@ func (o *overrides) next(ctx context.Context, db DB) error {
 	return err
 }
 
-// poll has something read, one at a time, and then tells of the rows that cannot be used. It waits for a connection in turn with all callers
-// of the pool, for long: if it gave up, it would be the last again, and under load never come.
+// poll has something read, one at a time, and then tells of the rows that cannot be used. It waits for a connection in
+// turn with all callers of the pool, for long: if it gave up, it would be the last again, and under load never come.
 func (o *overrides) poll(ctx context.Context, read func(db DB) error) error {
 	waiting, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()

@@ -41,9 +41,9 @@ type End struct{ Who string }
 // keys count as defined after 5 minutes. An override ends at its time in any case.
 //
 // [ErrInvalid], and nothing is written, are also a Count, an [Unlimited] limit, a Limiter that Open did not make or
-// that has NoOverrides, and a db that is proven to be another database than that of Open. If programs publish their limits, and none has this name, it is SQLSTATE 22023. Outside a
-// transaction, after any other error, the override may have been made all the same: call it again. docs/overrides.md
-// has the rest.
+// that has NoOverrides, and a db that is proven to be another database than that of Open. If programs publish their
+// limits, and none has this name, it is SQLSTATE 22023. Outside a transaction, after any other error, the override may
+// have been made all the same: call it again. docs/overrides.md has the rest.
 func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Terms, numbers ...Option) (id int64, err error) {
 	d := decree{what: "override", request: request, terms: terms, effect: newNumbers, numbers: numbers}
 	return d.send(ctx, l, db)

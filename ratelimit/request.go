@@ -8,9 +8,9 @@ import (
 	"github.com/txlimit/txlimit/internal/keytext"
 )
 
-// Request asks for tokens of a limit. It is a value: its methods return changed copies. Valid requests of equal limits, with the same key and
-// the same Count, are equal (==), and may be keys of a map. %v shows the key; slog does not. A request without Count is not equal to one with Count(1): Refund and Release tell them
-// apart.
+// Request asks for tokens of a limit. It is a value: its methods return changed copies. Valid requests of equal limits,
+// with the same key and the same Count, are equal (==), and may be keys of a map. %v shows the key; slog does not. A
+// request without Count is not equal to one with Count(1): Refund and Release tell them apart.
 type Request struct {
 	limit  Limit
 	key    string
@@ -66,8 +66,9 @@ func (l Limit) EveryKey() Request {
 	return r
 }
 
-// Count sets how many tokens are asked for: at most 1e15, fractions included. The default is 1 where tokens are taken; docs/holds.md,
-// Without a Count, has the other verbs. Less than 1e-15 is 0, such as what rounding leaves of a difference. A [Limiter.Consume] of 0 is denied while the limit is in debt or blocked.
+// Count sets how many tokens are asked for: at most 1e15, fractions included. The default is 1 where tokens are taken;
+// docs/holds.md, Without a Count, has the other verbs. Less than 1e-15 is 0, such as what rounding leaves of a
+// difference. A [Limiter.Consume] of 0 is denied while the limit is in debt or blocked.
 //
 // Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens. docs/concepts.md, Decimals,
 // says more.

@@ -34,9 +34,10 @@ type Result struct {
 	// billionth of the time in which it fills.)
 	RetryAt time.Time
 
-	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works even if
-	// the local clock is wrong: where an override ends, it is longer by what is not known of the difference. It is at most half of the longest duration, 146 years, which it also is if waiting does not help:
-	// look whether RetryAt is zero before you wait. Of a granted call it is 0.
+	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works
+	// even if the local clock is wrong: where an override ends, it is longer by what is not known of the difference. It
+	// is at most half of the longest duration, 146 years, which it also is if waiting does not help: look whether
+	// RetryAt is zero before you wait. Of a granted call it is 0.
 	RetryAfter time.Duration
 
 	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].

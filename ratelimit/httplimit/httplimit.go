@@ -162,9 +162,10 @@ type Middleware struct {
 	Hidden []ratelimit.Limit
 
 	// Observer is called with every decision, before the handler is called or the refusal is written, and with failed
-	// refunds and charges. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds and
-	// charges, as errors. It logs invalid keys and counts, also those above the capacity, as warnings, one for each
-	// request: status 400, often from a user id that Requests has not found, or a rate below 1 without a Capacity. [ratelimit.Limiter.Observer] is called in any case.
+	// refunds and charges. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed
+	// refunds and charges, as errors. It logs invalid keys and counts, also those above the capacity, as warnings, one
+	// for each request: status 400, often from a user id that Requests has not found, or a rate below 1 without a
+	// Capacity. [ratelimit.Limiter.Observer] is called in any case.
 	Observer func(r *http.Request, d Decision)
 
 	// Refused answers a refused request in place of the default problem details (RFC 9457, application/problem+json). The
@@ -197,11 +198,12 @@ type Decision struct {
 // statusClientClosedRequest is nginx's number for its log: the client has gone and cannot read it.
 const statusClientClosedRequest = 499
 
-// Handler returns the middleware: a handler that calls next for requests that pass. It panics if the Middleware cannot work, so
-// that the mistake is found when the program starts: without Limiter, DB, Requests or next, if DB is a connection or a transaction,
-// if Timeout or Jitter is out of bounds, and if a limit of Hidden is invalid. Of a type that wraps a connection, it cannot know. next gets the server's own
-// ResponseWriter. With Settle, it gets a copy of the request, with the context that [SetCost] needs. With Failed, the
-// ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack and ReadFrom of its own.
+// Handler returns the middleware: a handler that calls next for requests that pass. It panics if the Middleware cannot
+// work, so that the mistake is found when the program starts: without Limiter, DB, Requests or next, if DB is a
+// connection or a transaction, if Timeout or Jitter is out of bounds, and if a limit of Hidden is invalid. Of a type
+// that wraps a connection, it cannot know. next gets the server's own ResponseWriter. With Settle, it gets a copy of
+// the request, with the context that [SetCost] needs. With Failed, the ResponseWriter is wrapped: it has Unwrap for
+// http.ResponseController, and Flush, Hijack and ReadFrom of its own.
 func (m Middleware) Handler(next http.Handler) http.Handler {
 	if wrong := m.wrong(next); wrong != "" {
 		panic("httplimit: a Middleware cannot be mounted: " + wrong)
