@@ -432,10 +432,14 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	harness.MustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")
 	harness.MustExec(t, pool, `INSERT INTO ratelimit.holds (name, key, id, state, unit, count, taken_at, rest, part, until)
 		SELECT 'renders', 'a', 'over ' || i, 'settled', 'slots', 1, now() - interval '2 days', 0, 1, now() - interval '1 day' FROM generate_series(1, 2100) AS i`)
+	sweeps := 0
 	for _, name := range []string{"renders", "budget"} {
-		for next := new(string); next != nil; { // a thousand holds at a time
+		for next := new(string); next != nil; sweeps++ {
 			next = harness.Scan[*string](t, pool, "SELECT next FROM ratelimit.sweep($1, first => $2)", name, *next)
 		}
+	}
+	if sweeps < 4 {
+		t.Errorf("%d sweeps: each ends at most a thousand holds", sweeps)
 	}
 	before := harness.Lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds WHERE state <> 'released' ORDER BY id, name")
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {

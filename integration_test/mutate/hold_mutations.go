@@ -24,6 +24,10 @@ var holdMutations = []mutation{
 		old: "own, 0, '1 second', 0, NULL, NULL, NULL);", new: "own, 0, '1 second', 0, NULL, NULL, NULL, 1000);",
 		tests: "TestHoldManyOfExpired",
 	}, {
+		name: "sweep-by-hand-all", file: "migrations/engine/sweep.sql", what: "a sweep by hand works through all holds with its rows locked",
+		old: "IF h.deleted + h.ended > 0 THEN", new: "IF h.deleted + h.ended < 0 THEN",
+		tests: "TestHoldByHandThatHasEnded",
+	}, {
 		name: "held-plan", file: "migrations/engine/holds.sql", what: "a hold is looked for among all that are held of its key",
 		old: "(name, key, token, id)\n    WHERE", new: "(name, key)\n    WHERE",
 		tests: "TestEveryStatementReadsLittle",

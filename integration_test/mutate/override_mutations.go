@@ -171,6 +171,10 @@ var overrideMutations = []mutation{
 		old: "	o.mu.Unlock()\n	release()", new: "	defer o.mu.Unlock()\n	release()",
 		tests: "TestToBeToldMayLoad",
 	}, {
+		name: "add-before-deploy", file: overrides, what: "an old override without a capacity hides what the definition had before a deploy",
+		old: "IF older.as_defined THEN", new: "IF older.id = 0 THEN",
+		tests: "TestWhatIsAddedAfterAnOlderOverride",
+	}, {
 		name: "override-tell-connected", file: "ratelimit/overrides.go", what: "somebody is told of a wrong row while the poll has the only connection",
 		old: "	o.mu.Unlock()\n	release()", new: "	o.mu.Unlock()\n	defer release()",
 		tests: "TestToBeToldMayLoad",
