@@ -159,16 +159,18 @@ func TestExactContendersGrantWithinTheBound(t *testing.T) {
 
 // TestCountGrantsSeesAnOverGrant counts a limiter that grants everything.
 func TestCountGrantsSeesAnOverGrant(t *testing.T) {
-	g, err := countGrants(t.Context(), 50*time.Millisecond, 4, func(context.Context) (bool, error) {
-		time.Sleep(time.Millisecond)
-		return true, nil
+	synctest.Test(t, func(t *testing.T) {
+		g, err := countGrants(t.Context(), 50*time.Millisecond, 4, func(context.Context) (bool, error) {
+			time.Sleep(time.Millisecond)
+			return true, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g.excess() == 0 {
+			t.Errorf("granted %v, and there was no excess", g)
+		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if g.excess() == 0 {
-		t.Errorf("granted %v, and there was no excess", g)
-	}
 }
 
 // TestCompare compares calls that take 5 ms and 10 ms, beside calls that take 20 ms.

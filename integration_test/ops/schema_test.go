@@ -259,6 +259,7 @@ func differences(got, want string) string {
 // TestASchemaOfAnotherName: everything that is made and sent is there, beside the limiter of another schema, and nothing elsewhere.
 func TestASchemaOfAnotherName(t *testing.T) {
 	t.Parallel()
+	harness.NeedsSession(t, "since it sets the search_path of its sessions")
 	url := harness.NewMigrated(t)
 	pool := harness.Connect(t, url, 4)
 	want := catalog(t, pool, "ratelimit")

@@ -251,6 +251,7 @@ func TestASchemaForEachTenant(t *testing.T) {
 		t.Errorf("in the schema ratelimit:\n%s", rows)
 	}
 
+	harness.NeedsToPrepareAgain(t)
 	role := harness.CreateRole(t, pool)
 	harness.MustExec(t, pool, "SELECT tenant_a.grant('"+role+"', 'consume')")
 	tenant := harness.AsRole(t, pool, role, 1)
