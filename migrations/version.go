@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9b974c415879f2c011a43b67893fd71a3d4c184c5d440f7f743b1c1ddab22eba"
+const Hash = "828450e49e60b555cef11497d1ab1bf2047036c0896f7285b5a65a01b97333e1"

@@ -197,6 +197,14 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 				if listed != c.want || tried != c.want {
 					t.Errorf("%s, blocked until %s, and then %q, row %t: ratelimit.keys says %s, ratelimit.try %s, want %s", c.name, x, c.all, row != "", listed, tried, c.want)
 				}
+				reason := "block"
+				if c.name == "none" && !strings.Contains(c.all, "override") && !strings.Contains(c.all, "unlimited") {
+					reason = "plan"
+				}
+				_, err := tx.Exec(t.Context(), "SELECT ratelimit.consume($1, 'ann')", c.name)
+				if e := harness.PgError(t, err); !strings.Contains(e.Detail, `"reason" : "`+reason+`"`) {
+					t.Errorf("%s, blocked, and %q: %s, want the reason %s", c.name, c.all, e.Detail, reason)
+				}
 				return harness.ErrRollBack
 			})
 			if !errors.Is(err, harness.ErrRollBack) {

@@ -135,6 +135,7 @@ DECLARE
     after ratelimit._request;
     given ratelimit._terms;
     n     ratelimit._terms;
+    beneath ratelimit._terms; -- a block
 BEGIN
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
@@ -150,6 +151,12 @@ BEGIN
             IF later OR ratelimit._check_given(name, key, given, coalesce(now, clock_timestamp())) THEN
                 n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), standing => standing, given => given);
             END IF;
+        END IF;
+    END IF;
+    IF n.effect = 'block' AND NOT count <= '0' AND '0' = (CASE n.kind WHEN 'slots' THEN n.capacity ELSE n.rate END) THEN
+        beneath := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => true, standing => true, given => given);
+        IF beneath.effect = 'numbers' AND '0' = (CASE n.kind WHEN 'slots' THEN beneath.capacity ELSE beneath.rate END) THEN
+            n := beneath; -- a plan denies, whatever is blocked
         END IF;
     END IF;
     IF n.effect IS NOT NULL THEN
