@@ -15,9 +15,6 @@ import (
 //
 //	runAt := ratelimit.Jitter(reserved.RetryAt, 10*time.Second, userID)
 //
-// Reservations of one fixed window, for example, may all be told to run when a later window begins. Spread over a part
-// of the period, they still run in the window from which their tokens are taken.
-//
 // The delay is span × h / 2^64, rounded down to a microsecond. Here h is the first 64 bits of the SHA-256 of the key. A
 // key of several parts is joined as by [Limit.Key]. For different delays for different limits, make the limit's name a
 // part.
