@@ -8,8 +8,8 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Balance is how a limit stands for one key, by [Limiter.Balance]. All instants are by the clock that decides, in UTC,
-// to the microsecond. A zero instant is none. As JSON, see [Result].
+// Balance is how a limit stands for one key, by [Limiter.Balance]. All instants are by the clock that decides, in UTC.
+// A zero instant is none. As JSON, see [Result].
 type Balance struct {
 	Limit Limit  // with the numbers in force
 	Key   string // as stored: see [Limit.Key]; empty for a limit without keys
@@ -26,9 +26,8 @@ type Balance struct {
 	// Capacity is how many tokens the limit can hold: +Inf if it is unlimited, 0 if the plan grants nothing.
 	Capacity float64
 
-	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken and no
-	// hold ends. It is zero if there is none, as for a full limit or a block without an end, and while the rate is 0.
-	// Of a block, it is not before the tokens are there.
+	// NextAt is when one more whole token can be taken than now, if nothing else is taken and no hold ends. It is zero
+	// if there is none, and while the rate is 0.
 	NextAt time.Time
 
 	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if
@@ -40,14 +39,13 @@ type Balance struct {
 	Decides string
 	Until   time.Time
 
-	// PausedUntil is the instant before which a token bucket is not refilled: see [Limiter.Pause]. It is zero if it is
-	// not paused, or for less than a second more, and while the key is unlimited. After the clock stepped back, a row
-	// can look paused.
+	// PausedUntil is the end of a [Limiter.Pause]. It is zero if there is none, or in less than a second, and while the
+	// key is unlimited.
 	PausedUntil time.Time
 }
 
 // Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. A
-// Count other than 1 is [ErrInvalid]. Other errors are those of [Limiter.Check], without denials.
+// Count other than 1 is [ErrInvalid]. Other errors are those of [Limiter.Check].
 //
 // Other calls may take tokens right after, so do not decide by a balance. In a transaction, it is that of the
 // transaction's snapshot, with its own calls. In SERIALIZABLE, a read can conflict with transactions that write the

@@ -15,49 +15,45 @@ import (
 )
 
 // Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the
-// database are decided together, exactly, by one statement and one commit, or two. Each gets the result of a call on
-// the pool, mostly in order of arrival. It must not be copied after its first use, nor its fields changed. Its methods
-// are safe for concurrent use, also by different limiters.
+// database are decided together, exactly, mostly by one statement and one commit. It must not be copied after its first
+// use, nor its fields changed. It is safe for concurrent use.
 //
 // These calls share no statement, and use as many connections as the pool has: those for a limit with [Shards];
 // [Limiter.Reserve] and [Limiter.Wait] for a window, and Reserve for several limits; all verbs but Consume, Wait,
-// Reserve and Charge. The others use at most two connections, with Ahead three.
+// Reserve and Charge. The others use at most two, with Ahead three.
 //
 // A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with
 // a lock_timeout, and give each call a context with a deadline.
 //
 // Canceled while queued: nothing is consumed. Canceled after sending, or a broken connection: [ErrUnknownOutcome]. Any
-// other error of the statement is returned to all its calls, and none is granted; a serialization failure or a deadlock
-// only after 30 attempts ([ErrAttemptsExhausted]). docs/contention.md has the details.
+// other error of the statement is returned to all its calls, and none is granted; after 30 attempts to serialize it,
+// [ErrAttemptsExhausted]. docs/contention.md has the details.
 type Coalescer struct {
 	// Pool is where statements are sent. Required. Close the Coalescer first.
 	Pool *pgxpool.Pool
 
-	// AsyncCommit lets commits not wait for the disk (synchronous_commit = off). The default is the server's setting.
-	// If the server crashes, the last moments may be granted again: up to three times wal_writer_delay, 0.6 s by
-	// default.
+	// AsyncCommit lets commits not wait for the disk (synchronous_commit = off; the default is the server's setting).
+	// If the server crashes, up to three times wal_writer_delay may be granted again, 0.6 s by default.
 	AsyncCommit bool
 
 	// Pace is the least time between the starts of two statements, for floods. The default, 0, is no pace. It is 0.1 ms
-	// to 10 s; anything else is [ErrInvalid], at the first call. A call, or [Coalescer.Close], waits as much longer.
-	// Calls that share no statement ignore it. Do not combine it with a [Limiter.Clock].
+	// to 10 s; anything else is [ErrInvalid], at the first call. Calls that share no statement ignore it. Do not
+	// combine it with a [Limiter.Clock].
 	Pace time.Duration
 
 	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory. The
 	// default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid] at the first call, as is AsyncCommit beside
 	// it.
 	//
-	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T +
-	// Ahead) in any span T, and a window never more than its rate. What is not used in time comes back, of a bucket
-	// less what the rate has refilled; if the process dies, or an answer is lost, it is lost. A denial is remembered
-	// for at most Ahead. Other processes' Reset or Block is seen after at most Ahead. It is for Consume of whole
+	// A token bucket then grants at most capacity + rate × (T + Ahead) in any span T. What is not used in time comes
+	// back, of a bucket less what the rate has refilled; if the process dies, or an answer is lost, it is lost. Denials
+	// are remembered, and other processes' Reset or Block is not seen, for at most Ahead. It is for Consume of whole
 	// tokens.
 	Ahead time.Duration
 
 	// OnBatch, if not nil, is called for each statement that has decided calls, with their number. A call that went
-	// straight to the pool counts as 1. With Ahead, the number includes calls decided in memory since the statement
-	// before. It is called by several goroutines at once, while the calls wait: it should be quick, must not use the
-	// Coalescer, and must not panic.
+	// straight to the pool counts as 1. With Ahead, calls decided in memory since are included. It is called by several
+	// goroutines at once: it should be quick, must not use the Coalescer, and must not panic.
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
@@ -84,10 +80,8 @@ const (
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, but not for a Wait that sleeps, and then gives back what is
-// ahead. If ctx ends before, the error matches ctx's, and the rest goes on in the background. An error also says that
-// something did not come back. Later calls of Consume, Wait, Reserve and Take return [ErrClosed]; a Charge goes
-// straight to the pool. Close it after the last caller has returned, before the Limiter and the pool. A second Close
-// waits for the same.
+// ahead. If ctx ends before, the error matches ctx's, and the rest goes on in the background. Later calls of Consume,
+// Wait, Reserve and Take return [ErrClosed]. Close it after the last caller, before the Limiter and the pool.
 func (c *Coalescer) Close(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = true

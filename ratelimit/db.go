@@ -16,8 +16,7 @@ import (
 //
 // On a transaction, a call is part of the transaction. On a connection or a pool, a call is a transaction of its own,
 // at the database's default isolation level. If that level is above READ COMMITTED, put the call in [Limiter.Retry].
-// Make such a call before the same goroutine begins a transaction: inside one, it takes a second connection. Inside
-// [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
+// Inside [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

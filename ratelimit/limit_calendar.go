@@ -23,12 +23,10 @@ const (
 
 // CalendarWindow defines a limit that refills by rate tokens at the start of each day, week, month, quarter or year, up
 // to its capacity. With the default capacity, it grants at most rate tokens in each window; with a rate of 0, nothing:
-// see [DeniedError]. Reservations may owe at most the tokens of 100 windows, or [MaxReserved] if that is less. A
-// mistake is reported by [Limit.Validate] and by every call.
+// see [DeniedError]. Reservations may owe at most the tokens of 100 windows, or [MaxReserved] if that is less.
 //
 // A window begins at midnight in the [Zone], on Mondays or on the first day of the other units, or by [Anchor]. Where a
-// zone skips that time, or has it twice, it is the later instant, as in Postgres. If the process's clock is a window or
-// more away from the database's, too much is denied.
+// zone skips that time, or has it twice, it is the later instant, as in Postgres.
 func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Limit {
 	return define(Config{Kind: kindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
 }

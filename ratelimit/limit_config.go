@@ -13,11 +13,7 @@ import (
 )
 
 // Config is the definition of a limit as data, for configuration files; [Config.Limit] makes the limit. In Rate,
-// Capacity and MaxReserved, nil means unset, which is not the same as 0.
-//
-//	{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}
-//	{"name": "apiCalls.pro", "kind": "calendar window", "rate": 10000, "period": "1 month", "zone": "Europe/Berlin"}
-//	{"name": "apiCalls.enterprise", "kind": "unlimited"}
+// Capacity and MaxReserved, nil means unset, which is not the same as 0. docs/concepts.md has its JSON.
 type Config struct {
 	Name        string     `json:"name"`                  // required
 	Kind        string     `json:"kind"`                  // required: "token bucket", "fixed window", "calendar window", "slots" or "unlimited"

@@ -21,7 +21,7 @@ var slotsVary = calendar.PeriodText(0)
 //
 // A new n counts at once; a smaller one lets holders run. The only option is [Varies], of 0: then keys may have an n of
 // their own, by [Limit.With] with [Capacity]. Every verb but Hold, Settle, Release, During, Balance, and those about
-// overrides, is [ErrInvalid]. A mistake is reported by [Limit.Validate] and by every call.
+// overrides, is [ErrInvalid].
 func Slots(name string, n int, options ...Option) Limit {
 	capacity := float64(n)
 	return define(Config{Kind: kindSlots, Name: name, Capacity: &capacity}, options)

@@ -14,19 +14,15 @@ import (
 // quarter, 367 for a year.
 //
 // Every call for such a key needs With: a bare one takes by the definition's numbers, and cuts what the key has saved
-// up. [Limiter.Sweep] deletes a row that was not used within idle, and is not in debt nor has an override.
+// up.
 func Varies(idle time.Duration) Option {
 	return option{"Varies", func(c *Config) { c.Varies = calendar.PeriodText(idle) }}
 }
 
-// With is the same limit with other numbers for one key, such as a customer's own quota:
-//
-//	limit := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
-//	result, err := limiter.Consume(ctx, tx, limit.Key(customer))
-//
-// The options are [Rate], [Capacity], [Zone] and [Anchor]; a capacity that is the rate follows the rate. With a rate of
-// 0, the key is denied everything, and nothing is charged, refunded, reset or moved. The definition must say [Varies],
-// and the numbers must fill a row within that time, or the limit is [ErrInvalid].
+// With is the same limit with other numbers for one key, such as a customer's own quota: [Rate], [Capacity], [Zone] and
+// [Anchor]. A capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, and nothing
+// is charged, refunded, reset or moved. The definition must say [Varies], and the numbers must fill a row within that
+// time, or the limit is [ErrInvalid].
 //
 // If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the READ COMMITTED transaction that
 // consumes: see docs/plans.md.

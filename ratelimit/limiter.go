@@ -8,20 +8,18 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Limiter decides requests. [Open] makes one for a program. The zero value is ready, too: it uses the database's clock,
-// and has no observer, no overrides and nothing in the background. A Limiter is safe for concurrent use; after its
-// first use, it must not be copied, nor its fields changed.
+// Limiter decides requests. [Open] makes one for a program. The zero value is ready, too: it has no observer, no
+// overrides and nothing in the background. A Limiter is safe for concurrent use; after its first use, it must not be
+// copied, nor its fields changed.
 //
-// A denial is a [*DeniedError]. After any other error nothing was consumed or given back, except for
-// [ErrUnknownOutcome] and errors of Reset, Move, Pause, Resume and During. The table at [ErrDenied] says which verb
-// returns what.
+// A denial is a [*DeniedError]. The table at [ErrDenied] says which verb returns which errors, and what was consumed
+// then.
 //
 // A Limiter remembers the definitions of the first 1,000 names. Another definition of a name is [ErrInvalid]; numbers
-// by [Limit.With] and overrides are none. To change a definition while the process runs, make a new Limiter.
+// by [Limit.With] and overrides are none.
 type Limiter struct {
 	// Clock tells the time, between the years 1000 and 9999, for tests and replays. It is called by several goroutines
-	// at once. nil: the database's. An override that is removed ends at the database's time: while Clock is behind
-	// that, it still decides.
+	// at once. nil: the database's. A removed override ends at the database's time.
 	Clock func() time.Time
 
 	// Schema is where package migrations has made the tables and functions. "" is ratelimit. Another name has at most
@@ -29,12 +27,10 @@ type Limiter struct {
 	// another schema.
 	Schema string
 
-	// Observer is called after every call of a verb, before the call returns: for metrics, logs and alarms (package
-	// observe). A Check refuses nothing: do not count its denials. In a transaction, the decision holds only if that
-	// commits, and the calls of each attempt are reported.
+	// Observer is called after every call of a verb, before the call returns: for metrics and logs (package observe).
+	// In a transaction, the decision holds only if that commits, and the calls of each attempt are reported.
 	//
-	// It is called by several goroutines at once, possibly while the row is locked: it should be quick, must not use
-	// the transaction, and must not panic.
+	// It is called by several goroutines at once: it should be quick, must not use the transaction, and must not panic.
 	Observer func(ctx context.Context, d Decision)
 
 	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] or [Limiter.Retry] is about to try
@@ -57,12 +53,12 @@ type Decision struct {
 	Verb string
 
 	// Result is the caller's result. If nothing was decided, its requests hold only Limit, Key and Count, and of a Wait
-	// whose ctx ended Taken and Delay. Of a Release that found nothing, Remaining is NaN: not known.
+	// whose ctx ended Taken and Delay.
 	Result Result
 	Err    error // the caller's error
 
-	// Took is the time of the call, with waits for rows, and without a Wait's sleep. For the first statement in InTx it
-	// includes BEGIN and, with Hot, the wait for the turn in the database.
+	// Took is the time of the call, without a Wait's sleep. The first statement in InTx includes BEGIN and the
+	// database's wait for a turn.
 	Took time.Duration
 
 	// Ahead reports whether a [Coalescer] with Ahead decided the call in memory.

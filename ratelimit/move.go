@@ -10,9 +10,8 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Move counts what is used of one limit against another, such as of another plan. Call it in the transaction that books
-// the plan: both keys are locked until it ends. From stays as it is, and to never gets a token, so a move may be
-// repeated.
+// Move counts what is used of one limit against another. Call it in the transaction that books the plan: both keys are
+// locked until it ends. A move adds no token, and may be repeated.
 //
 // The balance of to becomes capacity of to - used of from, at least 0 (or -maxReserved, with [MaxReserved]), and never
 // more than it is. Receipts stay with from.
@@ -20,7 +19,7 @@ import (
 // Both limits are buckets, or they refill at the same instants for these keys: fixed windows of one period that begin
 // together, or calendar windows of one unit, zone and anchor. Anything else is [ErrInvalid], and so are the same name
 // and key twice and a [Request.Count]. If one limit is [Unlimited] or has a rate of 0, nothing is sent. Numbers of a
-// [Limiter.Override] count; blocks and overrides that lift a limit are ignored.
+// [Limiter.Override] count.
 //
 // Above READ COMMITTED, a use of either that the transaction's snapshot lacks is 40001. Outside a transaction, after an
 // error, the move may have been made: call it again. docs/plans.md has more.

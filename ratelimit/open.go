@@ -27,11 +27,11 @@ type Options struct {
 	Program string
 
 	// Limits are all limits of the program, each name once. Required, unless NoPublish and NoSweep. A call for another
-	// limit is [ErrInvalid]. Without a list, the Limiter takes any.
+	// limit is [ErrInvalid].
 	Limits []Limit
 
-	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool, for one Schema. Open flushes
-	// it once, to see that it may write. A test may have its own. nil: nothing is recorded.
+	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool, for one Schema. nil: nothing is
+	// recorded.
 	//
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
 	Usage interface {
@@ -41,8 +41,7 @@ type Options struct {
 		Run(ctx context.Context) error           // records until ctx ends, and then once more
 	}
 
-	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, the default for 0. A poll is one
-	// statement, which reads what has changed. Once a minute, it reads all overrides in force.
+	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, the default for 0.
 	OverridesEvery time.Duration
 
 	// OverridesListen also keeps one connection of the pool, a *pgxpool.Pool of two or more, to be told of changes at
@@ -57,8 +56,8 @@ type Options struct {
 	OnRetry  func(ctx context.Context, attempt int, err error)
 
 	// OnError is told what goes wrong in the background, of a schema that differs, and of other numbers that are
-	// published. The error names the part. It is called by several goroutines. nil: slog.Default() logs it, of the
-	// polls one a minute. Errors of Usage go to the Recorder's.
+	// published. It is called by several goroutines. nil: slog.Default(), for the polls once a minute. Errors of Usage
+	// go to the Recorder's.
 	OnError func(err error)
 
 	// SweepEvery is about the time from one sweep to the next, and before the first. 0: 10 minutes. Less than 1 ms is
@@ -103,9 +102,9 @@ const (
 //  4. It checks that it may sweep, and write the usage.
 //  5. It publishes the limits ([Limiter.Publish]).
 //
-// In the background, until [Limiter.Close], it says every minute that it uses its limits, follows the overrides, sweeps
-// ([Limiter.Sweep]) and writes the usage. ctx bounds Open alone. With NoBackground, the overrides are those of Open,
-// until the next Override, Block, Restore or Unblock of this Limiter.
+// In the background, until [Limiter.Close], it follows the overrides, sweeps ([Limiter.Sweep]) and writes the usage.
+// ctx bounds Open alone. With NoBackground, the overrides are those of Open, until the next Override, Block, Restore or
+// Unblock of this Limiter.
 //
 // db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. A connection or a
 // transaction is [ErrInvalid]. On a DB of package ratelimittest, nothing is checked, swept or published.

@@ -32,16 +32,15 @@ type End struct{ Who string }
 // once that is committed; every program of [Open] follows within two seconds.
 //
 // A number that is not given stays as defined, and a capacity that is the rate follows the rate. [Limit.EveryKey] is
-// every key that has no override of its own, [Limit.Global] a limit without keys. Of several, a block in force wins,
-// else the newest. New numbers add no tokens: the SQL function ratelimit.add does, with the id.
+// every key that has no override of its own. Of several, a block in force wins, else the newest. New numbers add no
+// tokens: the SQL function ratelimit.add does, with the id.
 //
 // db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. If the overrides cannot be read any
-// more, blocks and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes.
+// more, raised numbers and unlimited keys count as defined after 5 minutes.
 //
-// [ErrInvalid], and nothing is written, are also a Count, an [Unlimited] limit, a Limiter that Open did not make or
-// that has NoOverrides, and a db that is another database than that of Open. If programs publish their limits, and none
-// has this name, it is SQLSTATE 22023. Outside a transaction, after any other error, the override may have been made:
-// call it again. docs/overrides.md has the rest.
+// [ErrInvalid] are also a Count, an [Unlimited] limit, a Limiter without Open or with NoOverrides, and a db of another
+// database. A name that no program publishes is SQLSTATE 22023. Outside a transaction, after any other error, the
+// override may have been made: call it again. docs/overrides.md has the rest.
 func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Terms, numbers ...Option) (id int64, err error) {
 	d := decree{what: "override", request: request, terms: terms, effect: newNumbers, numbers: numbers}
 	return d.send(ctx, l, db)

@@ -10,7 +10,7 @@ import (
 
 // Request asks for tokens of a limit. It is a value: its methods return changed copies. Valid requests of equal limits,
 // with the same key and the same Count, are equal (==), and may be keys of a map. %v shows the key; slog does not. A
-// request without Count is not equal to one with Count(1): Refund and Release tell them apart.
+// request without Count is not equal to one with Count(1).
 type Request struct {
 	limit  Limit
 	key    string
@@ -28,7 +28,7 @@ type Request struct {
 // and "ann" are one row. So give all keys of a limit one part, or all of them several.
 //
 // A key is valid UTF-8 without NUL, at most 1024 bytes long, and stored in the clear: hash what should not be readable.
-// Keys are compared byte by byte. Make an e-mail address or a name canonical first; better, use the user's id.
+// Keys are compared byte by byte.
 func (l Limit) Key(parts ...string) Request {
 	r := l.Global()
 	if len(parts) == 0 {

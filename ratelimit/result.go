@@ -9,32 +9,28 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Result is the answer to one call. All instants are by the clock that decided, which is the database's unless
-// [Limiter.Clock] is set, in UTC, to the microsecond.
+// Result is the answer to one call. All instants are by the clock that decided, the database's or [Limiter.Clock], in
+// UTC, to the microsecond.
 //
-// Do not send it to a client: it has the keys, and encoding/json refuses the infinite numbers of an [Unlimited] limit.
-// To log it, pass it to slog: LogValue has no keys.
+// It has the keys; LogValue, for slog, has none. encoding/json refuses the infinite numbers of an [Unlimited] limit.
 type Result struct {
 	// OK reports whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
-	// At is the instant of the decision. If the call waited for another transaction that held the row, and was then
-	// granted, it is the instant at which the wait began. Its receipt has the same instant, so of a token bucket less
-	// comes back.
+	// At is the instant of the decision. If the call waited for a locked row, and was then granted, it is the instant
+	// at which the wait began. Its receipt has the same instant, so of a token bucket less comes back.
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
 	// between, at most the end of the year 9999. It is zero if the call was granted, or if waiting does not help. Of a
-	// block it is when no block denies any more. Where overrides end ([Limiter.Override]), what comes after them
-	// counts, as far as it is known.
+	// block it is when no block denies any more. What comes after overrides that end counts, as far as it is known.
 	//
-	// For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a
-	// [Limiter.Reserve] of several may be granted earlier.
+	// For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile.
 	RetryAt time.Time
 
 	// RetryAfter of a denied call is the time from At to RetryAt. A timer set to it works even if the local clock is
-	// wrong. It is at most half of the longest duration, 146 years, which it also is if waiting does not help: look
-	// whether RetryAt is zero before you wait. Of a granted call it is 0.
+	// wrong. It is 146 years if waiting does not help: look whether RetryAt is zero before you wait. Of a granted call
+	// it is 0.
 	RetryAfter time.Duration
 
 	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].
@@ -70,23 +66,22 @@ func (r *Result) delay() time.Duration {
 	return r.runAt.Time().Sub(r.At)
 }
 
-// Status is the answer to one request, as of the end of the call. Requests of one call for the same limit and key share
-// their numbers. As JSON, see [Result].
+// Status is the answer to one request, as of the end of the call. Requests for the same limit and key share their
+// numbers.
 type Status struct {
 	Limit Limit
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
 	Count float64 // tokens asked for; of a Take, the most; of a Repeated Hold or Once, see Result
 
-	// Taken is how many tokens the call took, or a Check would take: Count or, of a Take, as many as were there. It is
-	// 0 if the call was denied.
+	// Taken is how many tokens the call took, or a Check would take. It is 0 if the call was denied.
 	Taken float64
 
-	// Refunded is how many tokens a refund gave back, to within rounding, if its transaction commits.
+	// Refunded is how many tokens a refund gave back, if it commits.
 	Refunded float64
 
-	// OK reports whether this request was granted. In a denied call, it reports whether the request would have been
-	// granted by itself. In a call denied by a plan or a block ([DeniedError.Reason]), the other limits are not asked:
-	// OK is true, and Remaining and ResetAt are zero.
+	// OK reports whether this request was granted. In a denied call, it reports whether it would have been granted by
+	// itself. Where a plan or a block denies, the other limits are not asked: OK is true, and Remaining and ResetAt are
+	// zero.
 	OK bool
 
 	// Remaining is the balance in tokens, below zero if tokens are owed. If a sharded limit took from one shard, it is
@@ -100,8 +95,7 @@ type Status struct {
 	// RetryAt is [Result.RetryAt] for this request alone.
 	RetryAt time.Time
 
-	// Delay is how long the work of a granted [Limiter.Reserve] or [Limiter.Wait] has to wait for the tokens of this
-	// request. With several requests, the work waits for the longest.
+	// Delay is how long the work of a [Limiter.Reserve] or [Limiter.Wait] has to wait for the tokens of this request.
 	Delay time.Duration
 
 	took    took

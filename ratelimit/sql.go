@@ -18,10 +18,8 @@ type sqlQuerier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// SQL makes a [DB] from a handle of database/sql: a *sql.Tx, *sql.Conn or *sql.DB, or any other type with the same
-// method. Every verb works on it as on pgx, with any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes.
-//
-//	_, err := limits.Consume(ctx, ratelimit.SQL(tx), sendMessage.Key(userID))
+// SQL makes a [DB] from a *sql.Tx, *sql.Conn, *sql.DB, or any other type with the same method, with any driver for
+// Postgres (pgx's stdlib, lib/pq) in any of its modes.
 //
 // Make it where it is needed: it holds only the handle. With sqlx and bun, pass the *sqlx.Tx or the bun.Tx; with GORM,
 // tx.Statement.ConnPool; with ent, a transaction generated with the feature sql/execquery. A nil handle makes a nil DB,
@@ -145,9 +143,8 @@ type sqlTxBeginner interface {
 // is a level that database/sql does not know. If fn calls tx.Commit or tx.Rollback, also in a defer, the error matches
 // [ErrUnknownOutcome]. A COMMIT as text is only seen before another attempt.
 //
-// As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. With [Hot], its
-// turn may then be given away before the server has ended it. A *sql.Conn must not be in a transaction: that is not
-// detected.
+// As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. A *sql.Conn must
+// not be in a transaction: that is not detected.
 func (l *Limiter) InSQLTx(
 	ctx context.Context,
 	db interface {

@@ -28,7 +28,7 @@ type batchTxBeginner interface {
 // inside its function: see [OutsideTx].
 //
 // Functions that read results (of pgx.QueuedQuery) are called in each attempt, after COMMIT was sent. So an error of
-// one rolls nothing back: later functions are not called, and the error matches ErrUnknownOutcome, but not [ErrDenied].
+// one rolls nothing back, and matches ErrUnknownOutcome, not [ErrDenied].
 func (l *Limiter) SendTx(
 	ctx context.Context,
 	db interface {

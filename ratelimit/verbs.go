@@ -140,7 +140,7 @@ func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Resu
 
 // Reserve takes tokens that may not be there yet: the balance may fall to -maxReserved ([MaxReserved]). The work may
 // run at [Reservation.RetryAt], when the tokens will have been refilled, not before. Schedule it in the same
-// transaction. Where an override ends before, it is when nothing is owed any more by the numbers of both times.
+// transaction.
 //
 // All requests are reserved, or none. A denial is a [*DeniedError], with a zero Reservation: more would be owed than
 // maxReserved allows, until RetryAt. Several limits wait for each other, and forfeit what they refill above their
@@ -160,12 +160,11 @@ func (l *Limiter) Reserve(ctx context.Context, db DB, requests ...Request) (Rese
 }
 
 // Take takes the largest whole number of tokens that all limits have, at least 1 and at most the given number, which
-// may be above the capacity. It returns how many it took of each request: n. It is for workers that fetch work in
-// batches. To give back what was not needed, [Limiter.Refund] a Count.
+// may be above the capacity, and returns it. To give back what was not needed, [Limiter.Refund] a Count.
 //
-// If a limit has not one whole token, the call is denied with a [*DeniedError] and n is 0. RetryAt is when there will
-// be one. Every request has the default Count of 1, and no two are for the same limit and key. Otherwise it is
-// [ErrInvalid], as for a most below 1 or above 1e15.
+// If a limit has not one whole token, the call is denied with a [*DeniedError] and n is 0. Every request has the
+// default Count of 1, and no two are for the same limit and key. Otherwise it is [ErrInvalid], as for a most below 1 or
+// above 1e15.
 func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request) (n int, result Result, err error) {
 	requests = slices.Clone(requests)
 	for i := range requests {
@@ -194,8 +193,8 @@ func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result
 	return l.do(ctx, db, verbCheck, about{}, requests)
 }
 
-// Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has already been incurred, such
-// as the excess over an estimate. It is always OK. [Limiter.Balance] says when the debt will have been refilled.
+// Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has been incurred, such as
+// the excess over an estimate. It is always OK.
 //
 // Charge and Refund settle work that was granted before. So they go on after [Limiter.Close] and [Coalescer.Close], while db
 // answers. Then nobody records their usage.
@@ -206,8 +205,7 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 // Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that
 // is left; with requests, their counts, and without a Count all that is left of the key. It is always OK:
 // [Status.Refunded] says how many came back. Call it in the transaction that marks the work as done, and store the
-// receipt of its result in place of the old one: an old receipt that is used again is not detected. A rollback needs no
-// refund.
+// receipt of its result in place of the old one, which counts again.
 //
 // A refund never fills a limit above its capacity, and never breaks the RetryAt of another reservation:
 //
@@ -216,12 +214,12 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 //   - A window gets everything back while the window of the work is the last one with promised work, afterwards
 //     nothing.
 //
-// A request that is not in the receipt, or asks for more than is left in it, is [ErrInvalid]. Without requests, so is a
-// limit whose numbers the Limiter does not know, from the list of [Open] or an earlier call, and one that [Varies].
+// A request for more than is left in the receipt is [ErrInvalid]. Without requests, so is a limit whose numbers the
+// Limiter does not know, and one that [Varies].
 //
-// Refund before a [Limiter.Reset] and before a change of the limit's numbers: later, too much may come back, up to the
-// count. In REPEATABLE READ and SERIALIZABLE, nothing comes back if the first use of the key was committed after the
-// snapshot. docs/refunds.md says more.
+// After a [Limiter.Reset] or a change of the limit's numbers, too much may come back, up to the count. Above READ
+// COMMITTED, nothing comes back if the first use of the key was committed after the snapshot. docs/refunds.md says
+// more.
 func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbRefund, about{receipt: receipt}, requests)
 }
@@ -230,8 +228,7 @@ func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests .
 // [Limiter.During] ends its work. A limit of slots is [ErrInvalid]: release its holds. So is a Count. In
 // REPEATABLE READ and SERIALIZABLE, rows committed after the transaction's snapshot stay.
 //
-// It writes nothing into the history of overrides. To say who has decided it, call the SQL function ratelimit.reset
-// with reason and who instead, in the same transaction.
+// To say who has decided it, call the SQL function ratelimit.reset instead, in the same transaction.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	_, err := l.do(ctx, db, verbReset, about{}, requests)
 	return err

@@ -11,19 +11,17 @@ import (
 
 // Wait reserves the tokens of a request as [Limiter.Reserve] does, and sleeps until they are there, without a lock or a
 // connection. Callers are served in the order in which the database decides, across processes. On a transaction, it is
-// [ErrInvalid]. (A transaction that was begun by hand on a *sql.Conn is not recognized.)
+// [ErrInvalid] (not recognized if begun by hand on a *sql.Conn).
 //
-// At once, and nothing was taken, it is a [*DeniedError] if the tokens will not be there before ctx's deadline, or more
-// would be reserved than [MaxReserved]. RetryAt is when a Wait with as much time left would be granted. Without a
-// deadline, the bound is 10 minutes or one period, whichever is longer. A count above the capacity, unless the capacity
-// is 0, is [ErrExceedsCapacity].
+// At once, it is a [*DeniedError] if the tokens will not be there before ctx's deadline, or more would be reserved than
+// [MaxReserved]. RetryAt is for a Wait with as much time left. Without a deadline, the bound is 10 minutes or one
+// period, whichever is longer. A count above the capacity, unless the capacity is 0, is [ErrExceedsCapacity].
 //
 // If ctx ends while Wait sleeps, Wait gives the tokens back by [Limiter.Refund] within 5 seconds, and returns ctx's
 // error. If the refund fails, the error matches [ErrUnknownOutcome], too. A change of the limit's overrides wakes Wait,
-// but no block, Reset, Refund or ratelimit.add. docs/scheduling.md says more, and how to wait for several limits.
+// but no block, Reset, Refund or ratelimit.add.
 //
-// The result is that of the reservation, with a receipt; if ctx ended, only Taken and Delay. With a [Limiter.Clock],
-// Wait asks that clock every 10 ms, later every eighth of the time waited.
+// The result is that of the reservation, with a receipt; if ctx ended, only Taken and Delay.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
