@@ -32,8 +32,8 @@ type Coalescer struct {
 	// Pool is where statements are sent. Required. Close the Coalescer first.
 	Pool *pgxpool.Pool
 
-	// AsyncCommit lets commits not wait for the disk (synchronous_commit = off; the default is the server's setting).
-	// If the server crashes, up to three times wal_writer_delay may be granted again, 0.6 s by default.
+	// AsyncCommit lets commits not wait for the disk (synchronous_commit = off; the default is the server's setting). A
+	// crash of the server may grant again what was taken in the last three times wal_writer_delay, 0.6 s by default.
 	AsyncCommit bool
 
 	// Pace is the least time between the starts of two statements, for floods. The default, 0, is no pace. It is 0.1 ms

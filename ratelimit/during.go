@@ -19,8 +19,8 @@ const verbDuring verb = "during"
 // settleTimeout bounds how long During tries to end its hold.
 const settleTimeout = 10 * time.Second
 
-// During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. Meanwhile it extends the hold: ttl is how long a
-// dead process keeps its slots. Give a minute. If the hold is denied, fn is not called, and the error is that of Hold.
+// During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. It extends the hold: ttl is how long a dead process
+// keeps its slots. Give a minute. If the hold is denied, fn is not called, and the error is that of Hold.
 //
 // fn must end its work when its ctx ends: with ctx, when the hold is lost or could not be extended, or when a
 // [Limiter.Close] is in haste ([context.Cause] says which). That is a tenth of ttl before another process can take the

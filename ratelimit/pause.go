@@ -17,8 +17,8 @@ const maxPause = 31 * 24 * time.Hour
 // Pause empties token buckets, and refills nothing for a time, such as a provider's Retry-After. It returns the end, by
 // the database's clock. In a transaction, the pause holds once that is committed, and all keys are locked until then.
 //
-// At most Count tokens are left, none by default; it never adds one. Of two pauses, the later end and the lower balance
-// hold. With a time of 0 or less, or for a rate of 0, nothing is sent, and until is zero.
+// At most Count tokens are left, none by default; Pause never adds one. Of two pauses, the later end and the lower
+// balance hold. With a time of 0 or less, or for a rate of 0, nothing is sent, and until is zero.
 //
 // A reservation from before keeps its instant. A [Limiter.Refund], and a hold that ends, repay only what is owed.
 // [Limiter.Resume] ends a pause, and so does [Limiter.Reset]. docs/scheduling.md has more.

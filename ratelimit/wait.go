@@ -21,7 +21,7 @@ import (
 // error. If the refund fails, the error matches [ErrUnknownOutcome], too. A change of the limit's overrides wakes Wait,
 // but no block, Reset, Refund or ratelimit.add.
 //
-// The result is that of the reservation, with a receipt; if ctx ended, only Taken and Delay.
+// The result is that of the reservation; if ctx ended, only Taken and Delay.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
