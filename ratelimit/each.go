@@ -15,7 +15,7 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// EachResult is the answer to a [Limiter.ConsumeEach]: what a Consume of each request would have returned. The zero value has none.
+// EachResult is the answer to a [Limiter.ConsumeEach]: what a Consume of each request would have returned.
 type EachResult struct {
 	results []Result // by request
 }

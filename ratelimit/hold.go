@@ -33,7 +33,8 @@ type Held struct {
 	Requests []Status
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in
-	// the clear. Whoever has it can end the hold. Without an end, it is the id.
+	// the clear. Whoever has it can end the hold. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for
+	// both.
 	Token string
 
 	// Until is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if

@@ -20,7 +20,7 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// Options say what [Open] does. Program and Limits are required.
+// Options say what [Open] does.
 type Options struct {
 	// Program is the name under which all processes of a program publish their limits, 1 to 255 bytes. Required, unless
 	// NoPublish.

@@ -80,7 +80,8 @@ const rollbackTimeout = 5 * time.Second
 //
 // db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, and in no transaction. In fn, consume on tx: a verb that
 // writes on db itself, if db is a pool, is [ErrInvalid] without [OutsideTx], as is another InTx on it. fn must not end
-// the transaction: after tx.Commit, or a COMMIT or ROLLBACK as text, the error is ErrUnknownOutcome.
+// the transaction: after tx.Rollback, the error matches pgx.ErrTxCommitRollback; after tx.Commit, or a COMMIT or
+// ROLLBACK as text, the error is ErrUnknownOutcome.
 func (l *Limiter) InTx(
 	ctx context.Context,
 	db interface {

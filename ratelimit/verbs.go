@@ -187,8 +187,6 @@ func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request
 
 // Check answers as Consume would now, and writes nothing. A denial is a [*DeniedError], as for Consume, with the result
 // beside it. To read a balance, use [Limiter.Balance].
-//
-// Do not check before Consume, which checks anyway.
 func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbCheck, about{}, requests)
 }
