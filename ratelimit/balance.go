@@ -8,60 +8,48 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Balance is how a limit stands for one key, by [Limiter.Balance]. All instants are by the clock that decides, in UTC, to the
-// microsecond. A zero instant is none.
-//
-// encoding/json refuses the infinite numbers of an unlimited limit: see [Result].
+// Balance is how a limit stands for one key, by [Limiter.Balance]. All instants are by the clock that decides, in UTC.
+// A zero instant is none. As JSON, see [Result].
 type Balance struct {
 	Limit Limit  // with the numbers in force
 	Key   string // as stored: see [Limit.Key]; empty for a limit without keys
 	At    time.Time
 
-	// Remaining is how many tokens can be taken now. It is below zero if tokens are owed. It is 0 at most while the key is
-	// blocked, and +Inf if the limit is unlimited.
+	// Remaining is how many tokens can be taken now: below zero if tokens are owed, at most 0 while the key is blocked,
+	// and +Inf if the limit is unlimited.
 	Remaining float64
 
-	// Used is how many tokens are gone: Capacity less the tokens that are there. It is above Capacity if tokens are owed. It is
-	// NaN if the limit is unlimited, since that is not recorded.
+	// Used is Capacity less the tokens that are there: above Capacity if tokens are owed, and NaN if the limit is
+	// unlimited.
 	Used float64
 
-	// Capacity is how many tokens the limit can hold for this key: +Inf if it is unlimited, 0 if the plan grants nothing.
+	// Capacity is how many tokens the limit can hold: +Inf if it is unlimited, 0 if the plan grants nothing.
 	Capacity float64
 
-	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken and no hold ends:
-	// by the numbers in force or, where an override ends before, by what comes after it. It is zero
-	// if there is none: the limit has all whole tokens that it can hold, or the key is blocked for good. It is not known, and zero, while
-	// the rate is 0: then no rows are read. A call that a block denies reads none, either: its RetryAt is when no block denies any more,
-	// and NextAt is later if the tokens are not there by then.
+	// NextAt is when one more whole token can be taken than now, if nothing else is taken and no hold ends. It is zero
+	// if there is none, and while the rate is 0.
 	NextAt time.Time
 
-	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if the limit
-	// is unlimited or its rate is 0.
+	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if
+	// the limit is unlimited or its rate is 0.
 	ResetAt time.Time
 
-	// Decides is what the numbers come from: "definition", "override" (other numbers, or no limit: see [Limiter.Override]) or "block"
-	// (nothing is granted until its end, whatever is there). Until is the end of that override or block; zero if it has none.
+	// Decides is what the numbers come from: "definition", "override" (other numbers, or no limit) or "block" (nothing
+	// is granted). Until is the end of that override or block; zero if it has none.
 	Decides string
 	Until   time.Time
 
-	// PausedUntil is the instant before which a token bucket is not refilled: see [Limiter.Pause]. It is zero if it is not paused, or for
-	// less than a second more, and while the key is unlimited. A block may decide meanwhile. A row that lies ahead of the clock for another
-	// reason, since that stepped back, looks the same.
+	// PausedUntil is the end of a [Limiter.Pause]. It is zero if there is none, or in less than a second, and while the
+	// key is unlimited.
 	PausedUntil time.Time
 }
 
-// Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. A Count
-// other than 1 is [ErrInvalid]. Other errors are those of [Limiter.Check], without denials.
+// Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. A
+// Count other than 1 is [ErrInvalid]. Other errors are those of [Limiter.Check].
 //
-//	balances, err := limits.Balance(ctx, db, apiCalls.Key(customer))
-//	if err != nil { ... }
-//	b := balances[0]
-//	fmt.Printf("%v of %v left, next %v, resets %v", math.Floor(b.Remaining), b.Capacity, b.NextAt, b.ResetAt)
-//
-// Other calls may take tokens right after. So do not decide by a balance: Consume decides.
-//
-// In a transaction, the balance is that of the transaction's snapshot, with its own calls. In SERIALIZABLE, a read can conflict
-// with transactions that write the same key.
+// Other calls may take tokens right after, so do not decide by a balance. In a transaction, it is that of the
+// transaction's snapshot, with its own calls. In SERIALIZABLE, a read can conflict with transactions that write the
+// same key.
 func (l *Limiter) Balance(ctx context.Context, db DB, requests ...Request) ([]Balance, error) {
 	result, err := l.do(ctx, db, verbBalance, about{}, requests)
 	if err != nil {

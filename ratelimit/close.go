@@ -49,22 +49,16 @@ func (f *life) leave() {
 
 func (f *life) closed() bool { return f != nil && f.calls.Load() >= closing }
 
-// Close ends what [Open] has started. Call it after the last caller: after http.Server.Shutdown or the Stop of a River
-// client, and after the Close of each [Coalescer]. Close the pool last. In this order:
+// Close ends what [Open] has started. Call it after the last caller and the Close of each [Coalescer], and close the
+// pool last.
 //
-//   - New calls are refused: [Limiter.QueueConsume] and the verbs return [ErrClosed], also in a transaction that began
-//     before, which then rolls back. [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] go on.
-//   - It waits for the calls that are under way, those of [Limiter.During] included. If ctx ends before, the contexts
-//     of their functions end. A batch of QueueConsume is no call until it is sent: send it before, or its usage is not
-//     recorded.
+//   - New calls return [ErrClosed], also in a transaction that began before, but [Limiter.Charge], [Limiter.Refund],
+//     [Limiter.Settle] and [Limiter.Release].
+//   - It waits for the calls that are under way. If ctx ends before, the contexts of [Limiter.During]'s functions end.
 //   - The background ends. The last flush of the usage is written, which takes 5 seconds at most.
 //
-// All this takes no longer than ctx. So ctx must have time left: one that has ended, as that of a signal, ends the
-// background without waiting for it. The error then says that counts may be lost. Close also returns the error of the
-// last flush.
-//
-// A second Close waits for the same, by its own ctx, and returns no error if everything has ended. On a Limiter that
-// Open did not make, Close does nothing.
+// ctx must have time left, or the error says that counts may be lost. On a Limiter that Open did not make, Close does
+// nothing.
 func (l *Limiter) Close(ctx context.Context) error {
 	f := l.life
 	if f == nil {

@@ -15,58 +15,45 @@ import (
 )
 
 // Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the
-// database are decided together, exactly, by one statement and one commit, or two. Each gets the result of a call on
-// the pool, in order of arrival; one that waits for a locked row, or for a second statement, can be overtaken. Only
-// Pool is required. A Coalescer must not be copied after its first use, nor its fields changed. Its methods are safe
-// for concurrent use, also by different limiters. A struct that embeds a *Coalescer coalesces too.
+// database are decided together, exactly, mostly by one statement and one commit. It must not be copied after its first
+// use, nor its fields changed. It is safe for concurrent use.
 //
-// These calls share no statement: those for a limit with [Shards]; [Limiter.Reserve] and [Limiter.Wait] for a window,
-// and Reserve for several limits; and all verbs but Consume, Wait, Reserve and Charge. They go straight to the pool, in
-// no order with the others, and use as many connections as it has. The others use at most two, with Ahead three (but
-// for a denial of a calendar's old debt, which is asked again on the pool). Limiters with a [Limiter.Clock] gain less.
+// These calls share no statement, and use as many connections as the pool has: those for a limit with [Shards];
+// [Limiter.Reserve] and [Limiter.Wait] for a window, and Reserve for several limits; all verbs but Consume, Wait,
+// Reserve and Charge. The others use at most two, with Ahead three.
 //
 // A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with
-// a lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), after which only calls for the locked row return the error,
-// and give each call a context with a deadline. Do not coalesce a limit that transactions consume and then stay open.
+// a lock_timeout, and give each call a context with a deadline.
 //
 // Canceled while queued: nothing is consumed. Canceled after sending, or a broken connection: [ErrUnknownOutcome]. Any
-// other error of the statement is returned to all its calls, and none is granted; a serialization failure or a deadlock
-// only after 30 attempts ([ErrAttemptsExhausted]). docs/contention.md has the details.
+// other error of the statement is returned to all its calls, and none is granted; after 30 attempts to serialize it,
+// [ErrAttemptsExhausted]. docs/contention.md has the details.
 type Coalescer struct {
-	// Pool is where statements are sent. Required. The Coalescer does not own the pool: close the Coalescer first.
+	// Pool is where statements are sent. Required. Close the Coalescer first.
 	Pool *pgxpool.Pool
 
-	// AsyncCommit makes the Coalescer's transactions commit with synchronous_commit = off: they do not wait for the
-	// disk. The default is the server's setting. If the server crashes, the consumption of its last moments may be
-	// granted again: up to three times wal_writer_delay, 0.6 s by default.
+	// AsyncCommit lets commits not wait for the disk (synchronous_commit = off; the default is the server's setting). A
+	// crash of the server may grant again what was taken in the last three times wal_writer_delay, 0.6 s by default.
 	AsyncCommit bool
 
-	// Pace is the least time between the starts of two statements, for floods: more calls share each statement. The
-	// default, 0, is no pace. It is 0.1 ms to 10 s; anything else is [ErrInvalid], at the first call. With 3 ms, there
-	// are at most 333 statements a second, and a call, or [Coalescer.Close], waits up to 3 ms longer. Calls that share
-	// no statement ignore the pace, as do retried statements, and those for calls that the one before could not decide.
-	// Do not combine it with a [Limiter.Clock]: calls at different instants are separate statements.
+	// Pace is the least time between the starts of two statements, for floods. The default, 0, is no pace. It is 0.1 ms
+	// to 10 s; anything else is [ErrInvalid], at the first call. Calls that share no statement ignore it. Do not
+	// combine it with a [Limiter.Clock].
 	Pace time.Duration
 
-	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory, without
-	// the database. The default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid] at the first call, as is
-	// AsyncCommit beside it. For a key that many want, 50 ms is much.
+	// Ahead lets a statement take tokens for calls that are still to come, which are then granted in memory. The
+	// default, 0, is off. It is 1 ms to 1 s; anything else is [ErrInvalid] at the first call, as is AsyncCommit beside
+	// it.
 	//
-	// A token is granted at most Ahead after it was taken. So a token bucket grants at most capacity + rate × (T +
-	// Ahead) in any span T, and a window never more than its rate. Only plenty is taken ahead, before what is there
-	// runs out, and others see it as used; nothing is for a key that the process asks once or twice in Ahead. What is
-	// not used in time comes back, of a bucket less what the rate has refilled; if the process dies, or an answer is
-	// lost, it is lost. A denial, too, is remembered, until its RetryAt, but for at most Ahead.
-	//
-	// It is for Consume of whole tokens. What another process does with a key, such as Reset or Block, is seen after at
-	// most Ahead. docs/contention.md says when to use it.
+	// A token bucket then grants at most capacity + rate × (T + Ahead) in any span T. What is not used in time comes
+	// back, of a bucket less what the rate has refilled; if the process dies, or an answer is lost, it is lost. Denials
+	// are remembered, and other processes' Reset or Block is not seen, for at most Ahead. It is for Consume of whole
+	// tokens.
 	Ahead time.Duration
 
-	// OnBatch, if not nil, is called for each statement that has decided calls, with the number of calls. A call that
-	// went straight to the pool counts as 1. With Ahead, the number includes calls that were decided in memory since
-	// the statement before; a statement by which tokens come back is reported with these, or not at all. It is called
-	// by several goroutines at once, while the calls wait for their answers: it should be quick, must not use the
-	// Coalescer, and must not panic, which would end the process.
+	// OnBatch, if not nil, is called for each statement that has decided calls, with their number. A call that went
+	// straight to the pool counts as 1. With Ahead, calls decided in memory since are included. It is called by several
+	// goroutines at once: it should be quick, must not use the Coalescer, and must not panic.
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
@@ -93,10 +80,8 @@ const (
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, but not for a Wait that sleeps, and then gives back what is
-// ahead. It takes no longer than ctx, so ctx must have time left: if ctx ends before, the error matches ctx's, and the rest
-// goes on in the background. An error also says that something did not come back. Later calls of Consume, Wait, Reserve and
-// Take return [ErrClosed]; a Charge goes straight to the pool. So close it after the last caller has returned, for example
-// after http.Server.Shutdown, and before the Limiter and the pool. A second Close waits for the same.
+// ahead. If ctx ends before, the error matches ctx's, and the rest goes on in the background. Later calls of Consume,
+// Wait, Reserve and Take return [ErrClosed]. Close it after the last caller, before the Limiter and the pool.
 func (c *Coalescer) Close(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = true

@@ -11,15 +11,12 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// DB is where a limiter works: a pgx.Tx, *pgx.Conn or *pgxpool.Pool, or any other type with this method. A [*Coalescer] is
-// a DB for many calls outside transactions. [SQL] makes a DB from a handle of database/sql. Package ratelimittest has a DB in
-// memory for unit tests.
+// DB is where a limiter works: a pgx.Tx, *pgx.Conn or *pgxpool.Pool, or any other type with this method; a
+// [*Coalescer]; [SQL] of a handle of database/sql; or package ratelimittest's, in memory.
 //
-// On a transaction, a call is part of the transaction. On a connection or a pool, a call is a transaction of its own, at
-// the database's default isolation level. If that level is above READ COMMITTED, put the call in [Limiter.Retry].
-//
-// Make such a call before the same goroutine begins a transaction: inside one, it takes a second connection. Inside
-// [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
+// On a transaction, a call is part of the transaction. On a connection or a pool, a call is a transaction of its own,
+// at the database's default isolation level. If that level is above READ COMMITTED, put the call in [Limiter.Retry].
+// Inside [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

@@ -19,26 +19,23 @@ const verbDuring verb = "during"
 // settleTimeout bounds how long During tries to end its hold.
 const settleTimeout = 10 * time.Second
 
-// During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. Meanwhile it extends the hold, so ttl may be
-// shorter than the work: it is how long the slots of a dead process stay taken. Give a minute: a ttl of a few seconds
-// loses work on a busy machine. If the hold is denied, fn is not called, and the error is that of Hold.
+// During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. It extends the hold: ttl is how long a dead process
+// keeps its slots. Give a minute. If the hold is denied, fn is not called, and the error is that of Hold.
 //
-// fn must end its work when its ctx ends: when ctx does, when the hold is lost or could not be extended in time, or
-// when a [Limiter.Close] is in haste ([context.Cause] says which). That is a tenth of ttl before another process can
-// take the slots, by the monotonic clock of this process.
+// fn must end its work when its ctx ends: with ctx, when the hold is lost or could not be extended, or when a
+// [Limiter.Close] is in haste ([context.Cause] says which). That is a tenth of ttl before another process can take the
+// slots.
 //
 // fn returns what was used of tokens, by requests with a Count. What it does not name was used as held. If fn fails or
-// panics, or the hold was lost while it ran, the same is settled, but the id is free: the work may be tried again. fn
-// may Settle held.Token itself, in a short transaction that stores its result, the last of fn. Then what fn returns is
-// not used. It must not Release it: return an error instead.
+// panics, or the hold was lost while it ran, the same is settled, but the id is free. fn may Settle held.Token itself,
+// in the last transaction of fn, which stores its result; it must not Release it.
 //
-// The error is fn's, joined to an [ErrHoldLost] if the hold was lost or could not be extended in time. It is
-// [ErrInvalid], after all was settled, if fn names what was not held. If Settle fails for 10 seconds, it is that error,
-// and the hold ends by itself.
+// The error is fn's, joined to an [ErrHoldLost] if the hold was lost; [ErrInvalid], after all was settled, if fn names
+// what was not held; or Settle's, if that fails for 10 seconds.
 //
-// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. Otherwise, and with [Forever],
-// it is ErrInvalid. All holds of a Limiter on a pool are extended together, on a connection of their own: one more than
-// the *pgxpool.Pool has, or one of the *sql.DB, which needs two.
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. Otherwise, and with
+// [Forever], it is ErrInvalid. Holds are extended on one connection more than the *pgxpool.Pool has, or one of the
+// *sql.DB, which needs two.
 func (l *Limiter) During(
 	ctx context.Context, db DB, id string, ttl time.Duration,
 	fn func(ctx context.Context, held Held) (used []Request, err error), requests ...Request,

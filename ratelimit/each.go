@@ -15,7 +15,7 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// EachResult is the answer to a [Limiter.ConsumeEach]: what a Consume of each request would have returned. The zero value has none.
+// EachResult is the answer to a [Limiter.ConsumeEach]: what a Consume of each request would have returned.
 type EachResult struct {
 	results []Result // by request
 }
@@ -38,22 +38,17 @@ func (r EachResult) those(ok bool) iter.Seq2[int, Result] {
 }
 
 // ConsumeEach decides several requests in one statement, each by itself, as [Limiter.Consume] would one after another.
-// A denial is no error here: its request is among Denied. It takes nothing, and the others are granted all the same. It
-// is for a worker that fetches jobs of many tenants, in the transaction that fetches them.
+// A denial is no error here: its request is among Denied, and the others are granted.
 //
-// Requests for one key are decided in order. RetryAt of a denied result is zero if waiting does not help: for a block
-// without an end, a rate of 0, or a count that the limit can never hold. The last is no [ErrExceedsCapacity] here,
-// since an override or a smaller plan of one key must not stop the others.
+// RetryAt of a denied result is zero if waiting does not help, also for a count that the limit can never hold, which is
+// no [ErrExceedsCapacity] here.
 //
-// In a transaction, all keys that were granted are locked until it ends, in the one order of all calls. Two calls of
-// ConsumeEach do not deadlock, unless both have two requests for one key of a limit with [Shards]. Above READ
-// COMMITTED, another transaction's change of a key is 40001. Outside a transaction, all that is granted is committed
-// together. On a [Coalescer], its pool is used.
+// In a transaction, all keys that were granted are locked until it ends. Two calls of ConsumeEach do not deadlock,
+// unless both have two requests for one key of a limit with [Shards]. Above READ COMMITTED, another transaction's
+// change of a key is 40001. Outside a transaction, all that is granted is committed together.
 //
 // No requests, a mistake in one of them, or other numbers for a key twice are [ErrInvalid], before anything is sent.
-// After an error, there are no results, and nothing was taken, except after [ErrUnknownOutcome]. The Observer is told
-// of each request, as of a Consume. Keys of one token bucket without shards, all of them used before, cost least
-// together.
+// After an error, there are no results, and nothing was taken, except after [ErrUnknownOutcome].
 func (l *Limiter) ConsumeEach(ctx context.Context, db DB, requests ...Request) (EachResult, error) {
 	began := time.Now()
 	if coalescer, ok := coalescerOf(db); ok && !noDatabase(db) {

@@ -16,8 +16,8 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// Every error that this package returns matches one of these, or is the context's, the database's or the
-// connection's, wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
+// Every error matches one of these, or is the context's, the database's or the connection's, wrapped such that
+// errors.Is and errors.As find it. It names limits, and no keys.
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once,
 //	                      QueueConsume, SendTx
@@ -43,60 +43,49 @@ import (
 //	any other             nothing was committed, except by Reset, Move, Pause, Resume, Override, Block, Restore, Unblock,
 //	                      Publish, Open, Close, Retry and During
 //
-// After any other error of these outside a transaction, the work may have been done all the same: call them again.
-// After one of [Limiter.Close], the last counts of usage may be lost. [Limiter.Retry] returns the error of the
-// caller's own COMMIT as it is; its outcome may be unknown. [Limiter.Sweep] works in several transactions: those
-// before the error's were committed. [Limiter.During] returns its function's error as it is, and after ErrHoldLost
-// its work may be done.
+// After any other error of these outside a transaction, the work may have been done: call them again. [Limiter.Retry]
+// and [Limiter.During] return the error of their function as it is. [Limiter.Sweep] has committed the transactions
+// before the error's.
 var (
 	// ErrDenied is matched by every denial. The error is a [*DeniedError], which says when to retry.
 	ErrDenied = errors.New("ratelimit: denied")
 
 	// ErrInvalid is matched by the error for a limit, a request or an argument that is wrong in itself. Nothing was
-	// sent to the server.
+	// sent.
 	ErrInvalid = errors.New("ratelimit: invalid")
 
-	// ErrBadRequest is matched by the error for a key, a count or an id that is wrong in itself, such as an empty
-	// key: a client may have chosen it. It matches [ErrInvalid], too. A server answers 400 to it, as packages
-	// httplimit and rpclimit do, and 500 to any other ErrInvalid, which is a mistake of the program.
+	// ErrBadRequest is matched by the error for a key, a count or an id that is wrong, such as an empty key: a client
+	// may have chosen it. It matches [ErrInvalid], too. A server answers 400 to it, and 500 to any other ErrInvalid.
 	ErrBadRequest = fmt.Errorf("%w request", ErrInvalid)
 
 	// ErrExceedsCapacity is matched by the error for a count that can never be granted: above the capacity or, when
-	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Nothing was
-	// sent. A count that only an override with an end cannot grant is a denial. The error names a limit that never can.
+	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Nothing was sent.
+	// A count that only an override with an end cannot grant is a denial.
 	ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
-	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Charge, Refund, Settle
-	// and Release never return it: they settle what was granted before. FailOpen of packages httplimit and rpclimit
-	// does not pass it.
+	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close], but never of Charge,
+	// Refund, Settle and Release. FailOpen of packages httplimit and rpclimit does not pass it.
 	ErrClosed = errors.New("closed")
 
 	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed: a COMMIT, or a call
-	// that is a transaction of its own, was sent, and no answer came. Tokens may be gone without a grant. A retry
-	// may consume twice, so this package never retries after it. To find out, look for a business row that the
-	// transaction would have stored.
+	// that is a transaction of its own, was sent, and no answer came. This package never retries after it. Look for a
+	// business row that the transaction would have stored.
 	//
-	// On a transaction of the caller's, no verb returns it, since the caller's COMMIT decides. In doubt, a verb
-	// does: for example, on a *sql.Conn with a transaction that was begun by hand. Two functions return it though
-	// the outcome is known, since a retry would be wrong: [Limiter.SendTx], if a function that reads the batch's
-	// results fails after COMMIT, and [Limiter.Wait], if ctx ends while it sleeps and the tokens cannot be given
-	// back.
+	// On a transaction of the caller's, no verb returns it, but on one begun by hand on a *sql.Conn. [Limiter.SendTx]
+	// also returns it if a function that reads the batch's results fails after COMMIT, and [Limiter.Wait] if ctx ends
+	// while it sleeps and the tokens cannot be given back.
 	ErrUnknownOutcome = errors.New("outcome unknown")
 
-	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: its slots were
-	// given back, and may be another's, its id was taken again, or it was released. Nothing was changed; the result
-	// says which limits have lost it. (Tokens that were given back are lost a week later: until then, Settle charges
-	// what was used, and of tokens that were reset what is more than was held. Once the id was taken again, and of a
-	// hold with slots, [Limiter.Release] does.) It is no SQL error: return it, to roll back.
+	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is gone: its slots were given back, its id
+	// was taken again, or it was released. Nothing was changed; the result says which limits have lost it. Return it,
+	// to roll back.
 	//
-	// It is also matched by the error of a Settle or a [Limiter.Release] that has only the id of a hold with an end;
-	// of a [Limiter.Hold] whose Token was released or has ended; and of a [Limiter.During] whose hold was lost or
-	// could not be extended, with the cause of its function's context then ([context.Cause]).
+	// It is also matched by the error of a Settle or a [Limiter.Release] that has only the id of a hold with an end; of
+	// a [Limiter.Hold] whose Token has ended; and of a [Limiter.During] whose hold was lost or could not be extended.
 	ErrHoldLost = errors.New("ratelimit: the hold was lost")
 
 	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its
-	// attempts, or before its context ended. Nothing was committed. The error states the number of attempts, and
-	// wraps the errors of the last one and of the context.
+	// attempts, or before its context ended. Nothing was committed. It wraps the last error and the context's.
 	ErrAttemptsExhausted = errors.New("attempts ran out")
 )
 
@@ -178,23 +167,20 @@ func notCommitted(err error) bool {
 }
 
 // DeniedError is the error of a denial: it matches [ErrDenied], and nothing was consumed. It is not a SQL error: the
-// transaction stays usable. (In a batch, by [Limiter.QueueConsume], it stands for a SQL error, and the transaction is
-// aborted.) As JSON, see [Result].
+// transaction stays usable, but for a batch ([Limiter.QueueConsume]).
 //
 // A limit with a rate of 0 denies every token ([ReasonPlan]), a [Limiter.Block] until its end ([ReasonBlock]). For
 // both, nothing is sent, not even for the other limits of the call, and At is the time of [Limiter.Clock] or of this
-// process. If waiting does not help, RetryAt is zero: answer 403, not 429.
+// process.
 type DeniedError struct {
-	// At is the instant of the decision: see [Result.At].
+	// At is as in [Result].
 	At time.Time
 
-	// RetryAt is when the same call would be granted, and RetryAfter the time from At to it: see [Result.RetryAt].
-	// If waiting does not help, RetryAt is zero.
+	// RetryAt and RetryAfter are as in [Result]. If RetryAt is zero, waiting does not help: answer 403, not 429.
 	RetryAt    time.Time
 	RetryAfter time.Duration
 
-	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status]. With
-	// ReasonHeld and ReasonSettled, they are zero: not read.
+	// Remaining and ResetAt are as in [Result]. With ReasonHeld and ReasonSettled, they are zero: not read.
 	Remaining float64
 	ResetAt   time.Time
 
@@ -209,7 +195,7 @@ type DeniedError struct {
 type Reason string
 
 // The reasons of a denial. For a plan or a block, RetryAt is the first instant at which the key has a rate and no
-// block, since overrides have ended. It is zero if there is none. Whether the tokens are there then was not asked.
+// block, since overrides have ended. It is zero if there is none. The tokens may not be there then.
 const (
 	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when, or is zero: see [Result.RetryAt]
 	ReasonPlan    Reason = "plan"    // the limit's rate is 0, or it has no slots

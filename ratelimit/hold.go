@@ -17,17 +17,15 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Held is what [Limiter.Hold] has taken, and what to store with the work. It has no receipt: what is held comes back by
-// Settle and Release, dated by At as a receipt is. As JSON, see [Result].
+// Held is what [Limiter.Hold] has taken, and what to store with the work. It has no receipt.
 type Held struct {
-	// At is the instant of the decision: see [Result.At].
+	// At is as in [Result].
 	At time.Time
 
-	// Repeated reports whether nothing was taken, since the id is held without an end already: with the Counts of
-	// Requests.
+	// Repeated reports whether nothing was taken, since the id is held without an end already.
 	Repeated bool
 
-	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status].
+	// Remaining, ResetAt and Requests are as in [Result].
 	Remaining float64
 	ResetAt   time.Time
 
@@ -35,8 +33,8 @@ type Held struct {
 	Requests []Status
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in
-	// the clear. Whoever has it can end the hold; %v of a Held shows it, and slog does not. Without an end, it is the
-	// id. One above 1 MiB is [ErrInvalid] for both.
+	// the clear. Whoever has it can end the hold. Without an end, it is the id. One above 1 MiB is [ErrInvalid] for
+	// both.
 	Token string
 
 	// Until is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if
@@ -51,27 +49,23 @@ type Held struct {
 const Forever time.Duration = math.MinInt64
 
 // Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work
-// is settled or released, or when ttl is over: it is for work that may die. In a transaction, it locks the keys until
-// COMMIT, and a rollback undoes it: claim the job, hold, commit, work.
+// is settled or released, or when ttl is over. In a transaction, it locks the keys until COMMIT, and a rollback undoes
+// it: claim the job, hold, commit, work.
 //
-// id is the name of the work, not of a worker: the customer, the kind of work, its number. A key that customers share,
-// as of Global, knows the ids of all. An id has 1 to 255 bytes of UTF-8, without control characters and without ~ in
-// front. ttl is 100 ms to 366 days, or [Forever]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
+// id is the work's, not a worker's. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front.
+// ttl is 100 ms to 366 days, or [Forever]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], another delivery of the work holds the id, until
-// RetryAt. With [ReasonSettled], the work was settled within a day: drop the delivery. For slots, RetryAt is the
-// latest, if no hold is extended and nothing else is taken. With Forever, an id that is held so is granted again,
-// Repeated, and nothing is taken, unless its Count is above the slots that there are now ([ErrExceedsCapacity]).
-// With [WaitUpTo], it waits for room.
+// RetryAt. With [ReasonSettled], the work was settled within a day: drop the delivery. With Forever, an id that is held
+// so is granted again, Repeated, and nothing is taken, or it is [ErrExceedsCapacity] if its Count is above the slots
+// that there are now. With [WaitUpTo], it waits for room.
 //
-// A Token in place of the id, without requests, extends that hold: it lasts until ttl from now, at least.
-// That may be late: one that expired is extended as long as nobody has taken from the key since. [ErrHoldLost]: it was
-// given back or settled, for the limits that the error names. The others are extended: Release the Token. It is for a
-// pool or a connection, and is not reported to the Observer. [Limiter.During] does it by itself.
+// A Token in place of the id, without requests, extends that hold until ttl from now, at least, also one that expired
+// if nobody has taken from the key since. [ErrHoldLost]: for the limits that the error names, it is gone. The others
+// are extended: Release the Token. This is for a pool or a connection.
 //
-// It always asks the database, also for [Unlimited] limits. Above READ COMMITTED, it may miss what came back after the
-// snapshot, and deny. After [ErrUnknownOutcome], Release the Token, which is there beside this error: that also ends a
-// Hold that is still on its way.
+// Above READ COMMITTED, it may miss what came back after the snapshot, and deny. After [ErrUnknownOutcome], Release the
+// Token, which is there beside this error: that also ends a Hold that is still on its way.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
 	held, _, err := l.hold(ctx, db, id, ttl, requests)
 	return held, err
@@ -191,57 +185,45 @@ func lostInPart(held []Request, answer dbsqlc.ExtendRow) error {
 // [Limiter.Refund] ([Status.Refunded]), and more is charged ([Status.Taken]). Slots are freed, whatever their Count.
 // For tokens, a request without Count is [ErrInvalid]. Call it in the transaction that stores the result.
 //
-// It ends all of the token. What the requests do not name was used as held. Its Statuses come after those of the
-// requests; of a limit that the Limiter does not know, such as one that a deployment has removed, and of one that
-// [Varies], Remaining is NaN: not known. A hold without an end has no list of its limits: it ends for those that are
-// named, and without requests, it is ErrInvalid.
+// It ends all of the token. What the requests do not name was used as held; its Statuses come last, and Remaining is
+// NaN if the Limiter does not know the limit or it [Varies]. A hold without an end ends for the limits that are named;
+// without requests, it is ErrInvalid.
 //
-// It may come late. If the hold expired, and nobody has taken from the key since, it is as if in time. If it was given
-// back: of tokens, what was used and not kept is charged, once its window is over only what is more than was held; of
-// slots, or once the id is another's, it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of
-// no limit: return the error, to roll back. [Limiter.Release] ends the rest.
+// If the hold expired, and nobody has taken from the key since, it is as if in time. If it was given back: of tokens,
+// what was used and not kept is charged, once its window is over only what is more than was held; of slots, or once the
+// id is another's, it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed: return the error, to
+// roll back.
 //
 // A second Settle is Repeated and does nothing, so after [ErrUnknownOutcome], call it again. For a day, the id is
-// refused ([ReasonSettled]). Settle goes on after Close, and under a block. While an override lifts the limit, nothing
-// is charged.
+// refused ([ReasonSettled]). While an override lifts the limit, nothing is charged.
 func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbSettle, about{hold: &holding{token: token}}, requests)
 }
 
-// Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will
-// be tried again. Everything comes back but what was used: the [Request.Count] of its requests, 0 without one. A hold
-// that has ended, or an id without an end that is not held, is no error: released is false. (If its tokens came back
-// when it expired, what was used and not kept is charged, once.) So defer it, on the pool, with a context that does not
-// end with the work:
+// Release ends a hold whose work is not done, and its id is free. Everything comes back but what was used: the Counts
+// of its requests, 0 without one. A hold that has ended is no error: released is false. (If it expired, what was used
+// and not kept is charged, once.) So defer it, on the pool, with a context that does not end with the work:
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
-// After [ErrUnknownOutcome], call it again; released is false then if the first call did it. Tokens of a limit that is
-// not named, and that the Limiter does not know or that [Varies], come back by the numbers that programs have published
-// or an override has; without any, they stay used.
+// After [ErrUnknownOutcome], call it again; released is false then if the first call did it. Name a limit that the
+// Limiter does not know or that [Varies], or its tokens may stay used.
 //
 // A hold that has an end is released by its Token alone: its id with requests is [ErrHoldLost], and without
-// [ErrInvalid]. A request for a limit or key that the Token does not have is ErrInvalid. The same holds for Settle.
+// [ErrInvalid]. A request for a limit or key that the Token does not have is ErrInvalid.
 func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) (released bool, err error) {
 	result, err := l.do(ctx, db, verbRelease, about{hold: &holding{token: token}}, requests)
 	return err == nil && result.held.state != heldLate, err
 }
 
-// Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call
-// for the id, within keep, takes nothing and is granted, but is not the first, also when there are no tokens left.
-// Handle the event if first is true; beside an error, it is false. Call Once in the transaction that handles the event:
-// if that rolls back, the next delivery counts.
+// Once is a [Limiter.Consume] that counts once for an id. A second call for the id, within keep, takes nothing and is
+// granted, but is not the first, also when there are no tokens left. Beside an error, first is false. Call Once in the
+// transaction that handles the event: if that rolls back, the next delivery counts. On a pool, it only counts. A denial
+// is not remembered. After [ErrUnknownOutcome], call it again.
 //
-// On a pool, it is for counting alone: the id is counted although the handler fails afterwards, so a repeated event
-// must be handled all the same. A denial is not remembered. After [ErrUnknownOutcome], call it again.
-//
-// id is as for [Limiter.Hold], and one that Hold has used for the limit and key is known, too. It counts for each limit
-// and key by itself: if one of several knows it, nothing is taken of any. keep is 100 ms to 366 days. After it, the id
-// counts anew.
-//
-// It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots
-// are [ErrInvalid]. The result of a repeated event has no numbers and no receipt. That of the first call can be
-// refunded: the id stays counted.
+// id is as for [Limiter.Hold], which shares it. If one of several limits knows it, nothing is taken of any. keep is 100
+// ms to 366 days. A block denies also an id that was counted. Slots are [ErrInvalid]. The result of a repeated event
+// has no receipt. After a refund of the first call, the id stays counted.
 func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (first bool, result Result, err error) {
 	result, err = l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
 	return err == nil && !result.Repeated, result, err

@@ -13,16 +13,12 @@ import (
 )
 
 // WaitUpTo returns a context with which [Limiter.Hold] and [Limiter.During], and the middlewares by them, wait for
-// slots and for tokens, up to d, or not at all with a d of 0 or less. All other verbs, as [Limiter.Consume], ignore it.
-// A d above 0 and under a millisecond is [ErrInvalid] in the call: a bare number is nanoseconds.
+// slots and for tokens, up to d, or not at all with a d of 0 or less. Other verbs ignore it. A d above 0 and under a
+// millisecond is [ErrInvalid] in the call, and so is a transaction.
 //
-// After d, and at once if waiting does not help, or tokens are missing that come later and that nobody holds, the error
-// is the [*DeniedError]. If ctx ends, it is ctx's. In a transaction it is [ErrInvalid]. A waiting caller holds no
-// connection and no lock.
-//
-// Callers of a Limiter that want the same limits and keys are served in the order in which they came. Between processes
-// there is no order. A call without WaitUpTo does not queue, and may be faster. The Observer is told once. The function
-// of During, and the handler of a middleware, get a context that waits for nothing.
+// After d, and at once if waiting does not help, the error is the [*DeniedError]. If ctx ends, it is ctx's. A waiting
+// caller holds no connection and no lock. Callers of a Limiter that want the same limits and keys are served in order
+// of arrival; between processes there is no order.
 func WaitUpTo(ctx context.Context, d time.Duration) context.Context {
 	return context.WithValue(ctx, waitUpToKey{}, d)
 }

@@ -9,18 +9,12 @@ import (
 	"github.com/txlimit/txlimit/internal/keytext"
 )
 
-// Jitter spreads events that would all happen at the same instant. It returns an instant from at on and before at +
-// span, or at itself if span is less than 2 µs. The same key gets the same share of the span each time, in every
-// process.
+// Jitter spreads events of one instant. It returns an instant from at on and before at + span, or at itself if span is
+// less than 2 µs. The same key gets the same share of the span each time, in every process.
 //
 //	runAt := ratelimit.Jitter(reserved.RetryAt, 10*time.Second, userID)
 //
-// Reservations of one fixed window, for example, may all be told to run when a later window begins. Spread over a part
-// of the period, they still run in the window from which their tokens are taken.
-//
-// The delay is span × h / 2^64, rounded down to a microsecond. Here h is the first 64 bits of the SHA-256 of the key. A
-// key of several parts is joined as by [Limit.Key]. For different delays for different limits, make the limit's name a
-// part.
+// The delay is span × h / 2^64, rounded down to a microsecond. Here h is the first 64 bits of the SHA-256 of the key.
 func Jitter(at time.Time, span time.Duration, key string, more ...string) time.Time {
 	if span < 0 {
 		return at

@@ -31,16 +31,13 @@ const (
 	kindSlots          = "slots"
 )
 
-// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Valid limits
-// of the same name and numbers are equal (==), so a Limit may be the key of a map. (One in a [Status] has the numbers
-// in force: compare names there.) A name has one definition in a schema: a plan has a name of its own, such as
-// "apiCalls.pro". A customer with numbers of its own uses [Limit.With].
+// Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. A mistake is
+// reported by [Limit.Validate] and by every call. Valid limits of the same name and numbers are equal (==). A name has
+// one definition in a schema. A customer with numbers of its own uses [Limit.With].
 //
-// A change of a limit's numbers takes effect at the next call: saved-up tokens are cut to the new capacity, and
-// nothing is added. While two versions are in use, they grant together, in any time span, at most the larger
-// capacity, the refill at the larger rate, and the larger maxReserved. If kinds differ, or the period or [Start] of
-// fixed windows, or the period, zone or anchor of calendar windows, both refills add up until only one version is in
-// use.
+// A change of numbers takes effect at the next call: saved-up tokens are cut to the new capacity, and nothing is added.
+// While two versions are in use, they grant together, in any time span, at most the larger capacity, the refill at the
+// larger rate, and the larger maxReserved; the refills add up if kind, period, start, zone or anchor differ.
 type Limit struct {
 	name        string
 	numbers     algebra.Limit
@@ -60,28 +57,25 @@ type Limit struct {
 }
 
 // TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time
-// span, it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError].
-// A period is at least 100 ms: "100 a second" is a rate of 100, a period of time.Second and, one by one, a [Capacity]
-// of 1. A mistake is reported by [Limit.Validate] and by every call.
+// span, it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError]. A
+// period is at least 100 ms.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(Config{Kind: kindTokenBucket, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
-// FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window
-// is one period long, at least 100 ms. With the default capacity, it grants at most rate tokens in each window; with
-// a rate of 0, nothing: see [DeniedError].
+// FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window is
+// one period long, at least 100 ms. With the default capacity, it grants at most rate tokens in each window; with a
+// rate of 0, nothing: see [DeniedError].
 //
 // Windows lie on a grid through [Start]. Without it, the grid's offset is a hash of the key alone, or of the name if
-// the key is empty: the windows of different keys do not begin together, and those of one key do if their periods are
-// the same. A mistake is reported by [Limit.Validate] and by every call.
+// the key is empty.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(Config{Kind: kindFixedWindow, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
-// Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is
-// sent for it: in a call for several limits, only the others are asked. Remaining is +Inf, and nothing is recorded.
-// If nothing is sent for a call, [Result.At] is the time of [Limiter.Clock] or of this process. A mistake is reported
-// by [Limit.Validate] and by every call.
+// Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent
+// for it: in a call for several limits, only the others are asked. Remaining is +Inf, and nothing is recorded. If
+// nothing is sent for a call, [Result.At] is the time of [Limiter.Clock] or of this process.
 func Unlimited(name string) Limit { return define(Config{Kind: kindUnlimited, Name: name}, nil) }
 
 func define(c Config, options []Option) Limit {
@@ -152,12 +146,8 @@ func MaxReserved(tokens float64) Option {
 func Start(t time.Time) Option { return option{"Start", func(c *Config) { c.Start = &t }} }
 
 // Shards spreads each key over n rows, so that transactions on one hot key need not wait for each other. Each row has
-// 1/n of the rate, the capacity and the tokens. The default is 1, the most is 100.
-//
-// A request takes from one shard: in READ COMMITTED the better of two picked at random, at higher levels one picked
-// at random (a second read could conflict), with [Hot] the one chosen when queueing. If that shard is short, all
-// shards are added up and, if together they have enough, locked and charged; the rest is spread evenly. A full shard
-// does not refill, so a sharded limit never grants more than an unsharded one, and sometimes a little less.
+// 1/n of the rate, the capacity and the tokens. The default is 1, the most is 100. A request takes from one shard or,
+// if that is short, from all. A sharded limit never grants more than an unsharded one, and sometimes a little less.
 func Shards(n int) Option { return option{"Shards", func(c *Config) { c.Shards = n }} }
 
 // Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns

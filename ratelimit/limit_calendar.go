@@ -21,18 +21,12 @@ const (
 	Year    Unit = "year"
 )
 
-// CalendarWindow defines a limit that refills by rate tokens at the start of each day, week, month, quarter or year,
-// up to its capacity. With the default capacity, it grants at most rate tokens in each window; with a rate of 0,
-// nothing: see [DeniedError]. Reservations may owe at most the tokens of 100 windows, or [MaxReserved] if that is
-// less. A mistake is reported by [Limit.Validate] and by every call.
+// CalendarWindow defines a limit that refills by rate tokens at the start of each day, week, month, quarter or year, up
+// to its capacity. With the default capacity, it grants at most rate tokens in each window; with a rate of 0, nothing:
+// see [DeniedError]. Reservations may owe at most the tokens of 100 windows, or [MaxReserved] if that is less.
 //
-// A window begins at midnight in the [Zone], on Mondays or on the first day of the other units, or by [Anchor]. Where
-// a zone skips that time, or has it twice, it is the later instant, as in Postgres. Zone and anchor may differ from
-// key to key; keep them the same for one.
-//
-// The zone files of Go decide, or those of Postgres for the SQL functions. The clock of the database decides as long
-// as the process's is less than a window away; if it is further away, too much is denied, and RetryAt may be the end
-// of the year 9999.
+// A window begins at midnight in the [Zone], on Mondays or on the first day of the other units, or by [Anchor]. Where a
+// zone skips that time, or has it twice, it is the later instant, as in Postgres.
 func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Limit {
 	return define(Config{Kind: kindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
 }
@@ -43,9 +37,8 @@ func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Lim
 func Zone(zone string) Option { return option{"Zone", func(c *Config) { c.Zone = zone }} }
 
 // Anchor sets when one of a calendar's windows begins: "2006-01-02", "2006-01-02 15:04" or "2006-01-02 15:04:05", in
-// the local time of the [Zone]. The others begin on the same day of the week, month, quarter or year, at that time.
-// In a month with fewer days, that is the last: with "2026-01-31 15:00", months begin on 31 January, 28 February and
-// 31 March, at 15:00. The default, and "", is "2001-01-01", a Monday. The year is 1 to 9999.
+// the local time of the [Zone]. The others begin on the same day of the week, month, quarter or year, at that time; in
+// a month with fewer days, on the last. The default, and "", is "2001-01-01", a Monday. The year is 1 to 9999.
 func Anchor(local string) Option { return option{"Anchor", func(c *Config) { c.Anchor = local }} }
 
 const (

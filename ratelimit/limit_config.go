@@ -13,11 +13,7 @@ import (
 )
 
 // Config is the definition of a limit as data, for configuration files; [Config.Limit] makes the limit. In Rate,
-// Capacity and MaxReserved, nil means unset, which is not the same as 0.
-//
-//	{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}
-//	{"name": "apiCalls.pro", "kind": "calendar window", "rate": 10000, "period": "1 month", "zone": "Europe/Berlin"}
-//	{"name": "apiCalls.enterprise", "kind": "unlimited"}
+// Capacity and MaxReserved, nil means unset, which is not the same as 0. docs/concepts.md has its JSON.
 type Config struct {
 	Name        string     `json:"name"`                  // required
 	Kind        string     `json:"kind"`                  // required: "token bucket", "fixed window", "calendar window", "slots" or "unlimited"
@@ -38,15 +34,13 @@ type Config struct {
 //   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
 //   - The kind is one of [Config]. "slots" go with a name, a capacity and varies "0s" alone, and "unlimited" with a
 //     name.
-//   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0: the limit
-//     grants nothing, by policy (see [DeniedError]).
-//   - The period of a token bucket or fixed window is a duration: "500ms", "1m", "1h30m", "1d" (24 hours), "1w". It is
-//     a whole number of microseconds, and at least 100 ms. For 100 a second one by one, the rate is 100, the period
-//     "1s" and the capacity 1.
+//   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0.
+//   - The period of a token bucket or fixed window is a duration: "500ms", "1m", "1h30m", "1d" (24 hours), "1w": whole
+//     microseconds, at least 100 ms.
 //   - The period of a calendar window is "1 day", "1 week", "1 month", "1 quarter" or "1 year", with a [Zone] and an
 //     [Anchor].
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
-//   - Start is between the years 1 and 9999, not the zero time, and a whole second. It is only set for a fixed window.
+//   - Start, only of a fixed window, is between the years 1 and 9999, not the zero time, and a whole second.
 //   - 0 <= shards <= 100; 0 means 1.
 //   - Varies is a duration. The limit's numbers fill a row from 0 within it.
 func (c Config) Limit() (Limit, error) { return c.limit(nil) }

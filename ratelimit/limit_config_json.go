@@ -84,8 +84,7 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON implements [json.Unmarshaler]: it reads a [Config] and makes its limit, as [Config.Limit] does, or
 // returns the error of either. What [Limit.MarshalJSON] has written of a valid definition is that definition again. A
-// limit by [Limit.With] becomes a definition with its numbers. A name alone, as of an invalid limit, is an error.
-// After an error, the limit is as it was.
+// limit by [Limit.With] becomes a definition with its numbers. After an error, the limit is as it was.
 func (l *Limit) UnmarshalJSON(text []byte) error {
 	var c Config
 	if err := c.UnmarshalJSON(text); err != nil {

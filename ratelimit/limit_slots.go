@@ -15,13 +15,13 @@ const maxSlots = 1e9
 // slotsVary is Config.Varies of slots that vary. Nothing is refilled, so there is no time to name.
 var slotsVary = calendar.PeriodText(0)
 
-// Slots defines a limit of how many may be held at once: at most n, by [Limiter.Hold]. They come back when they are
-// settled or released, or when their hold expires: a semaphore that a dead worker cannot keep. n is 0 to 1e9; with 0
-// nothing is granted ([ReasonPlan]). A request is for one slot, or for a whole number of them ([Request.Count]).
+// Slots defines a limit of how many may be held at once: at most n, by [Limiter.Hold], until they are settled or
+// released, or their hold expires. n is 0 to 1e9; with 0 nothing is granted ([ReasonPlan]). A request is for a whole
+// number of slots, 1 by default ([Request.Count]).
 //
-// A new n counts at once; a smaller one lets those run that hold a slot. The only option is [Varies], of 0: then keys
-// may have an n of their own, by [Limit.With] with [Capacity]. Every verb but Hold, Settle, Release, During, Balance,
-// and those about overrides, is [ErrInvalid]. A mistake is reported by [Limit.Validate] and by every call.
+// A new n counts at once; a smaller one lets holders run. The only option is [Varies], of 0: then keys may have an n of
+// their own, by [Limit.With] with [Capacity]. Every verb but Hold, Settle, Release, During, Balance, and those about
+// overrides, is [ErrInvalid].
 func Slots(name string, n int, options ...Option) Limit {
 	capacity := float64(n)
 	return define(Config{Kind: kindSlots, Name: name, Capacity: &capacity}, options)

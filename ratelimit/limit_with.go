@@ -8,33 +8,24 @@ import (
 	"github.com/txlimit/txlimit/internal/calendar"
 )
 
-// Varies says that some keys have numbers of their own: see [Limit.With]. Within idle, any of these numbers fills a
-// row from 0: a token bucket of capacity 100 and rate 10 per minute needs ten minutes. A window needs as many windows
-// as the capacity is rates, rounded up, each counted as the longest: 48 hours for a day of the calendar, 8 days for a
-// week, 32 for a month, 93 for a quarter, 367 for a year.
+// Varies says that some keys have numbers of their own: see [Limit.With]. Within idle, any of these numbers fills a row
+// from 0: a token bucket of capacity 100 and rate 10 per minute needs ten minutes. A window needs as many windows as
+// the capacity is rates, rounded up: 48 hours for a day of the calendar, 8 days for a week, 32 for a month, 93 for a
+// quarter, 367 for a year.
 //
-// Every call for such a key needs With. A bare one takes by the definition's numbers, and cuts what the key has saved up
-// to the definition's capacity: nothing tells it that With was forgotten.
-//
-// With Varies, [Limiter.Sweep] deletes a row that was not used within idle, and is not in debt nor has an override.
-// The tool, the page and SQL do not know the numbers of the keys.
+// Every call for such a key needs With: a bare one takes by the definition's numbers, and cuts what the key has saved
+// up.
 func Varies(idle time.Duration) Option {
 	return option{"Varies", func(c *Config) { c.Varies = calendar.PeriodText(idle) }}
 }
 
-// With is the same limit with other numbers for one key, such as a customer's own quota, time zone or billing day:
-//
-//	limit := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
-//	result, err := limiter.Consume(ctx, tx, limit.Key(customer))
-//
-// The options are [Rate], [Capacity], [Zone] and [Anchor]; the rest stays as in the limit that With is called on, and
-// a capacity that is the rate follows the rate. What was taken by other numbers stays missing. With a rate of 0, the
-// key is denied everything, and nothing is charged, refunded, reset or moved. The definition must say [Varies], and
-// the numbers must fill a row within that time, or the limit is [ErrInvalid]. [Limiter.Publish] and [Limiter.Sweep]
-// take the definition.
+// With is the same limit with other numbers for one key, such as a customer's own quota: [Rate], [Capacity], [Zone] and
+// [Anchor]. A capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, and nothing
+// is charged, refunded, reset or moved. The definition must say [Varies], and the numbers must fill a row within that
+// time, or the limit is [ErrInvalid].
 //
 // If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the READ COMMITTED transaction that
-// consumes. After a plain read, a call may cut the key's balance to an old capacity: see docs/plans.md.
+// consumes: see docs/plans.md.
 func (l Limit) With(options ...Option) Limit {
 	if l.Validate() != nil {
 		return l

@@ -8,43 +8,33 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Limiter decides requests. [Open] makes one for a program. The zero value is ready, too: it uses the database's
-// clock, and has no observer, no overrides and nothing in the background. A Limiter is safe for concurrent use; after
-// its first use, it must not be copied, nor its fields changed.
+// Limiter decides requests. [Open] makes one for a program. The zero value is ready, too: it has no observer, no
+// overrides and nothing in the background. A Limiter is safe for concurrent use; after its first use, it must not be
+// copied, nor its fields changed.
 //
-// A call is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge
-// of one limit are a plain UPDATE, and a second statement if that takes nothing. [Limiter.Override], Block, Restore
-// and Unblock need a Limiter of Open: any other follows no overrides, and is not bound by them.
+// A denial is a [*DeniedError]. The table at [ErrDenied] says which verb returns which errors, and what was consumed
+// then.
 //
-// A denial is a [*DeniedError]. After any other error nothing was consumed or given back, except for
-// [ErrUnknownOutcome] and errors of Reset, Move, Pause, Resume and During. The table at [ErrDenied] says which verb
-// returns what.
-//
-// A Limiter remembers the definitions of the first 1,000 names. Another definition of a name is [ErrInvalid], since
-// both would grant, or one would cut what the other has saved up; numbers by [Limit.With] and overrides are none. To
-// change a definition while the process runs, make a new Limiter.
+// A Limiter remembers the definitions of the first 1,000 names. Another definition of a name is [ErrInvalid]; numbers
+// by [Limit.With] and overrides are none.
 type Limiter struct {
-	// Clock tells the time, between the years 1000 and 9999, for tests and replays. It is called by several
-	// goroutines at once. nil: the time is the database's, the one clock that all processes share. An override that is
-	// removed ends at the database's time: while Clock is behind that, it still decides.
+	// Clock tells the time, between the years 1000 and 9999, for tests and replays. It is called by several goroutines
+	// at once. nil: the database's. A removed override ends at the database's time.
 	Clock func() time.Time
 
-	// Schema is where package migrations has made the limiter's tables and functions. "" is ratelimit. Another name
-	// has at most 51 bytes of letters, digits, spaces, _ and -, or is [ErrInvalid], as is a call on a [Coalescer]
-	// that serves another schema.
+	// Schema is where package migrations has made the tables and functions. "" is ratelimit. Another name has at most
+	// 51 bytes of letters, digits, spaces, _ and -, or is [ErrInvalid], as is a call on a [Coalescer] that serves
+	// another schema.
 	Schema string
 
-	// Observer is called after every call of a verb, before the call returns: for metrics, logs and alarms. (Package
-	// observe has them.) A Check refuses nothing: do not count its denials. In a transaction, the decision holds
-	// only if that commits, and the calls of each attempt are reported.
+	// Observer is called after every call of a verb, before the call returns: for metrics and logs (package observe).
+	// In a transaction, the decision holds only if that commits, and the calls of each attempt are reported.
 	//
-	// It is called by several goroutines at once, possibly while the transaction holds the limit's row: it should be
-	// quick, must not use the transaction, and must not panic. A verb of this Limiter in it would call it again.
+	// It is called by several goroutines at once: it should be quick, must not use the transaction, and must not panic.
 	Observer func(ctx context.Context, d Decision)
 
 	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] or [Limiter.Retry] is about to try
-	// again: after which attempt, from 1, and its error, a serialization failure or a deadlock. It is called by
-	// several goroutines at once.
+	// again: after which attempt, from 1, and its error. It is called by several goroutines at once.
 	OnRetry func(ctx context.Context, attempt int, err error)
 
 	queues      queues // for hot limits
@@ -57,19 +47,18 @@ type Limiter struct {
 
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
-	// Verb is the verb that was called: "consume" (QueueConsume and ConsumeEach too), "wait", "reserve", "take",
-	// "check", "balance", "charge", "refund", "reset", "move", "pause", "resume", "hold", "settle", "release" or
-	// "once". A During is its "hold", "settle" and "release". A Wait is reported when it ends, after its "refund" if
-	// its ctx ended.
+	// Verb is the verb that was called, as its method in lower case. QueueConsume and ConsumeEach are "consume". A
+	// During is its "hold", "settle" and "release". A Wait is reported when it ends, after its "refund" if its ctx
+	// ended.
 	Verb string
 
-	// Result is the caller's result. If nothing was decided, its requests hold only Limit, Key and Count, and of a
-	// Wait whose ctx ended Taken and Delay. Of a Release that found nothing, Remaining is NaN: not known.
+	// Result is the caller's result. If nothing was decided, its requests hold only Limit, Key and Count, and of a Wait
+	// whose ctx ended Taken and Delay.
 	Result Result
 	Err    error // the caller's error
 
-	// Took is the time of the call, with waits for rows. For the first statement in InTx it includes BEGIN and, with
-	// Hot, the wait for the turn in the database. A Wait's sleep is not in it.
+	// Took is the time of the call, without a Wait's sleep. The first statement in InTx includes BEGIN and the
+	// database's wait for a turn.
 	Took time.Duration
 
 	// Ahead reports whether a [Coalescer] with Ahead decided the call in memory.

@@ -10,30 +10,19 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Move counts what is used of one limit against another, for a customer who gets a plan with another name. Call it in
-// the transaction that books the plan: both keys are locked until it ends. From stays as it is, and to never gets a
-// token, so a move may be repeated.
+// Move counts what is used of one limit against another. Call it in the transaction that books the plan: both keys are
+// locked until it ends. A move adds no token, and may be repeated.
 //
-//	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-//		if _, err := tx.Exec(ctx, "UPDATE customers SET plan = 'pro' WHERE id = $1", id); err != nil {
-//			return err
-//		}
-//		return limits.Move(ctx, tx, free.Key(id), pro.Key(id))
-//	})
-//
-// Who has used 80 of 100 has 920 of 1,000 left after the upgrade, and 0 of 50 after a downgrade. The balance of to
-// becomes capacity of to - used of from, at least 0 (or -maxReserved, with [MaxReserved]), and never more than it is.
-// Used of from is its capacity - its balance, with debts. What to cannot hold is forgotten. Receipts stay with from.
+// The balance of to becomes capacity of to - used of from, at least 0 (or -maxReserved, with [MaxReserved]), and never
+// more than it is. Receipts stay with from.
 //
 // Both limits are buckets, or they refill at the same instants for these keys: fixed windows of one period that begin
-// together (without [Start], those of one key do), or calendar windows of one unit, zone and anchor. Anything else is
-// [ErrInvalid], and so are the same name and key twice and a [Request.Count]. If one limit is [Unlimited] or has a
-// rate of 0, nothing is sent. Numbers of a [Limiter.Override] count; blocks and overrides that lift a limit are
-// ignored.
+// together, or calendar windows of one unit, zone and anchor. Anything else is [ErrInvalid], and so are the same name
+// and key twice and a [Request.Count]. If one limit is [Unlimited] or has a rate of 0, nothing is sent. Numbers of a
+// [Limiter.Override] count.
 //
-// Above READ COMMITTED, a use of either that the transaction's snapshot lacks is 40001. Outside a transaction, after
-// an error, the move may have been made all the same: call it again. docs/plans.md has more, also of requests that
-// have read the old plan.
+// Above READ COMMITTED, a use of either that the transaction's snapshot lacks is 40001. Outside a transaction, after an
+// error, the move may have been made: call it again. docs/plans.md has more.
 func (l *Limiter) Move(ctx context.Context, db DB, from, to Request) error {
 	_, err := l.do(ctx, db, verbMove, about{}, []Request{from, to})
 	return err

@@ -20,19 +20,18 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// Options say what [Open] does. The zero value of each field is what most programs want, but Program and Limits are
-// required.
+// Options say what [Open] does.
 type Options struct {
-	// Program is the name under which all processes of a program publish their limits, 1 to 255 bytes. Required,
-	// unless NoPublish.
+	// Program is the name under which all processes of a program publish their limits, 1 to 255 bytes. Required, unless
+	// NoPublish.
 	Program string
 
-	// Limits are all limits of the program, each name once. Required, unless NoPublish and NoSweep. A call for
-	// another limit is [ErrInvalid]: nobody would publish or sweep it. Without a list, the Limiter takes any.
+	// Limits are all limits of the program, each name once. Required, unless NoPublish and NoSweep. A call for another
+	// limit is [ErrInvalid].
 	Limits []Limit
 
-	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool, for one Schema. Open flushes
-	// it once, to see that it may write. A test may have its own. nil: nothing is recorded.
+	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool, for one Schema. nil: nothing is
+	// recorded.
 	//
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
 	Usage interface {
@@ -42,14 +41,11 @@ type Options struct {
 		Run(ctx context.Context) error           // records until ctx ends, and then once more
 	}
 
-	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, the default for 0. (If it were
-	// longer, tokens that are added to an override could be lost.) A poll is one statement, which reads what has
-	// changed. Once a minute, or less often if that takes longer than 0.6 s, it reads all overrides in force.
+	// OverridesEvery is the time between two polls of the overrides: 1 ms to 1 s, the default for 0.
 	OverridesEvery time.Duration
 
-	// OverridesListen also keeps one connection of the pool, a *pgxpool.Pool of two or more, to be told of changes
-	// at once (LISTEN). It does not work through PgBouncer in transaction mode. Of notifications that tell of no
-	// change, few cause a poll.
+	// OverridesListen also keeps one connection of the pool, a *pgxpool.Pool of two or more, to be told of changes at
+	// once (LISTEN). It does not work through PgBouncer in transaction mode.
 	OverridesListen bool
 
 	// Schema, Clock, Observer and OnRetry are those of [Limiter]. Usage takes the schema, too. Observer is called
@@ -59,14 +55,13 @@ type Options struct {
 	Observer func(ctx context.Context, d Decision)
 	OnRetry  func(ctx context.Context, attempt int, err error)
 
-	// OnError is told what goes wrong in the background, of rows of overrides that are passed over, of a sweep that
-	// another session keeps out three times in a row, of a schema that differs ([migrations.Schema.Differs]), and of
-	// other numbers that are published. The error names the part. It is called by several goroutines. nil:
-	// slog.Default() logs it, of the polls one a minute. Errors of Usage go to the Recorder's.
+	// OnError is told what goes wrong in the background, of a schema that differs, and of other numbers that are
+	// published. It is called by several goroutines. nil: slog.Default(), for the polls once a minute. Errors of Usage
+	// go to the Recorder's.
 	OnError func(err error)
 
-	// SweepEvery is about the time from one sweep to the next; the first comes within it. 0: 10 minutes. Less than 1
-	// ms is [ErrInvalid].
+	// SweepEvery is about the time from one sweep to the next, and before the first. 0: 10 minutes. Less than 1 ms is
+	// [ErrInvalid].
 	SweepEvery time.Duration
 
 	// Each switches a part off. docs/start-and-stop.md says when, and which rights each part needs.
@@ -97,30 +92,22 @@ const (
 //	if err != nil {
 //		return err
 //	}
-//	defer func() {
-//		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-//		defer cancel()
-//		_ = limits.Close(ctx)
-//	}()
 //
-// It does the following, in this order. If a part fails, the error names it and says what to grant (SQLSTATE 42501)
-// or to switch off (25006, on a standby), and nothing runs:
+// In this order; if a part fails, the error names it and says what to grant (SQLSTATE 42501) or to switch off (25006,
+// on a standby), and nothing runs:
 //
 //  1. It checks the options ([ErrInvalid]), before anything is sent.
 //  2. It checks the schema: [migrations.ErrBehind] if it is older than the library needs.
 //  3. It loads the overrides ([Limiter.Override]), so that they hold from the first call on.
-//  4. It checks that it may sweep, and write the usage. To sweep, it asks for INSERT, which a call for a new key
-//     needs.
-//  5. It publishes the limits ([Limiter.Publish]). An unchanged list takes no lock.
+//  4. It checks that it may sweep, and write the usage.
+//  5. It publishes the limits ([Limiter.Publish]).
 //
-// In the background, until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
-// sweeps ([Limiter.Sweep]) and writes the usage. Programs on a schema take turns to sweep a limit. ctx bounds Open
-// alone. With NoBackground, the overrides are those of Open, until the next Override, Block, Restore or Unblock of
-// this Limiter.
+// In the background, until [Limiter.Close], it follows the overrides, sweeps ([Limiter.Sweep]) and writes the usage.
+// ctx bounds Open alone. With NoBackground, the overrides are those of Open, until the next Override, Block, Restore or
+// Unblock of this Limiter.
 //
 // db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. A connection or a
-// transaction is [ErrInvalid]. On a DB of package ratelimittest, nothing is checked, swept or published. With several
-// servers, open one Limiter for each.
+// transaction is [ErrInvalid]. On a DB of package ratelimittest, nothing is checked, swept or published.
 func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	o := options
 	pool, err := o.check(db)

@@ -27,34 +27,29 @@ type Terms struct {
 // End says who ends overrides or blocks: at most 255 bytes, which may be empty.
 type End struct{ Who string }
 
-// Override gives a limit other numbers, for one key or for all, and returns the id of the override. They are [Rate],
-// in tokens for each of the limit's periods, [Capacity] and [MaxReserved], in tokens; of [Slots], Capacity alone. In
-// a transaction, the override holds once that is committed; every program of [Open] follows within two seconds.
+// Override gives a limit other numbers, for one key or for all, and returns the id of the override: [Rate], in tokens
+// for each of the limit's periods, [Capacity] and [MaxReserved]; of [Slots], Capacity alone. In a transaction, it holds
+// once that is committed; every program of [Open] follows within two seconds.
 //
 // A number that is not given stays as defined, and a capacity that is the rate follows the rate. [Limit.EveryKey] is
-// every key that has no override of its own, [Limit.Global] a limit without keys. Of several for the same, a block in
-// force wins, else the newest. New numbers add no tokens: the SQL function ratelimit.add does, with the id.
+// every key that has no override of its own. Of several, a block in force wins, else the newest. New numbers add no
+// tokens: the SQL function ratelimit.add does, with the id.
 //
-// db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. This Limiter follows when the
-// call returns on a pool, or when the [Limiter.InTx] or [Limiter.InSQLTx] that was given the pool returns. It fails
-// closed: if the overrides cannot be read any more, blocks and lower numbers stay, and raised numbers and unlimited
-// keys count as defined after 5 minutes. An override ends at its time in any case.
+// db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. If the overrides cannot be read any
+// more, raised numbers and unlimited keys count as defined after 5 minutes.
 //
-// [ErrInvalid], and nothing is written, are also a Count, an [Unlimited] limit, a Limiter that Open did not make or
-// that has NoOverrides, and a db that is proven to be another database than that of Open. If programs publish their
-// limits, and none has this name, it is SQLSTATE 22023. Outside a transaction, after any other error, the override may
-// have been made all the same: call it again. docs/overrides.md has the rest.
+// [ErrInvalid] are also a Count, an [Unlimited] limit, a Limiter without Open or with NoOverrides, and a db of another
+// database. A name that no program publishes is SQLSTATE 22023. Outside a transaction, after any other error, the
+// override may have been made: call it again. docs/overrides.md has the rest.
 func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Terms, numbers ...Option) (id int64, err error) {
 	d := decree{what: "override", request: request, terms: terms, effect: newNumbers, numbers: numbers}
 	return d.send(ctx, l, db)
 }
 
-// Block denies a key everything, or with [Limit.EveryKey] all of them, and returns the id of the block. The verbs
-// that can deny do so without asking the database; RetryAt is the end of the block, or zero. Arguments, transactions
-// and errors are those of [Limiter.Override].
-//
-// Refunds, resets and reservations change nothing of it. Charges are recorded, and [Limiter.Balance] says what is
-// used. A call that was sent before the block was known is decided as it was then, even if it waits for a locked row.
+// Block denies a key everything, or with [Limit.EveryKey] all of them, and returns the id of the block. The verbs that
+// can deny do so without asking the database; RetryAt is the end of the block, or zero. Arguments, transactions and
+// errors are those of [Limiter.Override]. Refunds, resets and reservations change nothing of it. Charges are recorded.
+// A call that was sent before the block was known is decided as it was then.
 func (l *Limiter) Block(ctx context.Context, db DB, request Request, terms Terms) (id int64, err error) {
 	d := decree{what: "block", request: request, terms: terms, effect: block}
 	return d.send(ctx, l, db)

@@ -14,39 +14,29 @@ import (
 // maxPause is how long a pause may be: an epoch that was read as seconds, or seconds read as an epoch, are longer.
 const maxPause = 31 * 24 * time.Hour
 
-// Pause empties token buckets, and refills nothing for a time, such as a provider's Retry-After: no worker of any
-// process calls until it is over. It returns the instant from which all of the limits are refilled, by the database's
-// clock. In a transaction, the pause holds once that is committed, and all keys are locked until then.
+// Pause empties token buckets, and refills nothing for a time, such as a provider's Retry-After. It returns the end, by
+// the database's clock. In a transaction, the pause holds once that is committed, and all keys are locked until then.
 //
-//	response, err := client.Do(request)
-//	if err == nil && response.StatusCode == http.StatusTooManyRequests {
-//		_, err = limits.Pause(ctx, pool, retryAfter(response), provider.Key(account))
-//	}
+// At most Count tokens are left, none by default; Pause never adds one. Of two pauses, the later end and the lower
+// balance hold. With a time of 0 or less, or for a rate of 0, nothing is sent, and until is zero.
 //
-// At most Count tokens are left, none by default: Count(3) if the provider says that 3 calls remain. Pause never adds
-// a token, and never ends a pause sooner: of two, the later end and the lower balance hold. With a time of 0 or less,
-// or for a rate of 0, nothing is sent, and until is zero.
-//
-// Denials and RetryAt are right meanwhile. A reservation from before keeps its instant. A [Limiter.Refund], and a
-// hold that ends, repay only what is owed. [Limiter.Resume] ends a pause, and so does [Limiter.Reset]. Numbers of a
-// [Limiter.Override] count, and blocks go on to decide. docs/scheduling.md has more.
+// A reservation from before keeps its instant. A [Limiter.Refund], and a hold that ends, repay only what is owed.
+// [Limiter.Resume] ends a pause, and so does [Limiter.Reset]. docs/scheduling.md has more.
 //
 // [ErrInvalid], before anything is sent, are a limit that is no token bucket, two requests for one key, and a time of
-// more than 31 days or, above 0, under a millisecond. Above READ COMMITTED, another transaction's change of a key is 40001. On
-// a [Coalescer], its pool is used. Outside a transaction, after an error, the limits may be paused all the same: call
-// it again.
+// more than 31 days or, above 0, under a millisecond. Above READ COMMITTED, another transaction's change of a key is
+// 40001. Outside a transaction, after an error, the limits may be paused: call it again.
 func (l *Limiter) Pause(ctx context.Context, db DB, lasts time.Duration, requests ...Request) (until time.Time, err error) {
 	result, err := l.do(ctx, db, verbPause, about{lasts: lasts}, requests)
 	return result.pausedUntil, err
 }
 
-// Resume ends pauses: token buckets that are paused are refilled from now on, by the clock of the call. What a
-// [Limiter.Pause] emptied stays gone, and a limit that is not paused stays as it is. A Count other than 1 is
-// [ErrInvalid]. Transactions and errors are as for Pause.
+// Resume ends pauses: token buckets that are paused are refilled from now on, by the clock of the call. A limit that is
+// not paused stays as it is. A Count other than 1 is [ErrInvalid]. Transactions and errors are as for [Limiter.Pause].
+// A [Limiter.Wait] that sleeps does not notice.
 //
-// A [Limiter.Wait] that sleeps until the end of the pause does not notice. In REPEATABLE READ and SERIALIZABLE, a
-// pause that was committed after the transaction's snapshot is 40001, unless it inserted the key's row: then it is
-// not seen, and stays.
+// Above READ COMMITTED, a pause that was committed after the snapshot is 40001, unless it inserted the key's row: then
+// it stays.
 func (l *Limiter) Resume(ctx context.Context, db DB, requests ...Request) error {
 	_, err := l.do(ctx, db, verbResume, about{}, requests)
 	return err

@@ -12,21 +12,14 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Publish writes down the limits that a program defines, in place of those that it published before, so that the
-// tool, the page, SQL by hand and sweeps know the numbers. No other decision depends on it. In a transaction, others
-// that publish wait until it ends. Pass all limits, at least one, each name once; program is its name, 1 to 255
-// bytes.
+// Publish writes down the limits of a program for the tool, the page, SQL by hand and sweeps. In a transaction, others
+// that publish wait until it ends. Pass all limits, at least one, each name once; program is its name, 1 to 255 bytes.
+// A program that starts uses [Open].
 //
-// Call it when a program migrates. A program that starts uses [Open]: Publish makes its list the newest, and a
-// process of an older version that starts again must not. What was published before counts for sweeps for 7 days
-// after its last use.
-//
-// db is a pool, a connection, a READ COMMITTED transaction (above it is refused: SQLSTATE RL003), or [SQL] of one.
-// The role needs the word consume (ratelimit.grant). Of the Limiter, only Schema is used. [ErrInvalid], before
-// anything is sent, are also a limit made by [Limit.With], and the pool of a transaction inside its function
-// ([OutsideTx]). It is SQLSTATE 22023, and nothing is written, if another program has the name with another
-// kind, period or [Start], or, without [Varies], another [Zone] or an [Anchor] from which other windows follow. (An
-// older version of this program that still runs is not compared.)
+// db is a pool, a connection, a READ COMMITTED transaction (above it: SQLSTATE RL003), or [SQL] of one. The role needs
+// the word consume (ratelimit.grant). [ErrInvalid], before anything is sent, are also a limit made by [Limit.With], and
+// the pool of a transaction inside its function ([OutsideTx]). It is SQLSTATE 22023, and nothing is written, if another
+// program has the name with another kind, period or [Start], or, without [Varies], another [Zone] or [Anchor].
 func (l *Limiter) Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
 	if outside(ctx, db) {
 		return fmt.Errorf("%w: %s", ErrInvalid, outsideText("Publish", "pass tx instead of the pool"))

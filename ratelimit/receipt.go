@@ -14,17 +14,13 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Receipt records the tokens that a call took, for a later [Limiter.Refund]. [Result.Receipt] of a [Limiter.Consume],
-// [Limiter.Wait], [Limiter.Take], [Limiter.ConsumeEach] and [Limiter.Once] makes it, and [Reservation.Receipt]. It is
-// text, to store with the work in the same transaction: if that rolls back, nothing was taken, and a refund by it
-// would give back tokens of others. It is empty if nothing was taken.
+// Receipt records the tokens that a call took, for a later [Limiter.Refund]. It is text, to store with the work in the
+// same transaction: if that rolls back, nothing was taken. It is empty if nothing was taken. It counts once: after a
+// refund, store the rest that its result has in its place.
 //
-// A receipt counts once: after a refund, store the rest that its result has in its place. Two refunds by one give
-// back twice.
-//
-// A receipt is trusted, so do not send it to clients. Even if it was altered, a refund gives back no more than the
-// count asked for, and fills no limit above its capacity. It names the schema, the limit and the key. Of a text above
-// 1 MiB, or by a Limiter of another schema, a refund is [ErrInvalid].
+// It is trusted, and names the schema, the limit and the key, so do not send it to clients. Even if it was altered, a
+// refund gives back no more than the count asked for, and fills no limit above its capacity. Of a text above 1 MiB, or
+// by a Limiter of another schema, a refund is [ErrInvalid].
 type Receipt string
 
 // receipt is the content of a Receipt.
@@ -125,8 +121,8 @@ const (
 )
 
 // Receipt is the text to store for a later [Limiter.Refund]. After a refund, it is the receipt for the rest. It is
-// empty if nothing was taken (a denial or a check) and for a charge, which cannot be refunded. A Consume of 0 tokens
-// has a receipt, of which 0 can be refunded. The JSON of a Result does not have it: store this text.
+// empty if nothing was taken (a denial or a check) and for a charge, which cannot be refunded. The JSON of a Result
+// does not have it: store this text.
 func (r Result) Receipt() Receipt {
 	if r.receipt != nil {
 		return r.receipt.text()

@@ -10,7 +10,7 @@ import (
 
 // Request asks for tokens of a limit. It is a value: its methods return changed copies. Valid requests of equal limits,
 // with the same key and the same Count, are equal (==), and may be keys of a map. %v shows the key; slog does not. A
-// request without Count is not equal to one with Count(1): Refund and Release tell them apart.
+// request without Count is not equal to one with Count(1).
 type Request struct {
 	limit  Limit
 	key    string
@@ -20,19 +20,15 @@ type Request struct {
 	err    error
 }
 
-// Key makes a request for one token of a key's share of the limit. A key is, for example, a user, a team or an address.
-// For a limit without keys, use [Limit.Global]. No part may be empty: a missing user id must not count for all users
-// together.
+// Key makes a request for one token of a key's share of the limit: a user, a team, an address. For a limit without
+// keys, use [Limit.Global]. No part may be empty.
 //
-// One part is stored exactly as it is, whatever characters it has. Several parts ("eu", userID) are joined by "|", with
-// a backslash before each "|" and each backslash of a part, as the SQL function ratelimit.key does. Different keys of
-// several parts are never the same key. But the one part "eu|ann" and the two parts "eu" and "ann" are one text, and so
-// one row. So give all keys of a limit one part, or all of them several.
+// One part is stored exactly as it is. Several parts ("eu", userID) are joined by "|", with a backslash before each "|"
+// and each backslash of a part, as the SQL function ratelimit.key does. The one part "eu|ann" and the two parts "eu"
+// and "ann" are one row. So give all keys of a limit one part, or all of them several.
 //
-// A key is valid UTF-8 without NUL, at most 1024 bytes long. It is stored in the clear: hash what should not be
-// readable. Keys are compared byte by byte. Make an e-mail address or a name canonical first, as the application
-// compares it: strings.ToLower(norm.NFC.String(strings.TrimSpace(email))), with norm from
-// golang.org/x/text/unicode/norm. The id of the user that was found is a better key.
+// A key is valid UTF-8 without NUL, at most 1024 bytes long, and stored in the clear: hash what should not be readable.
+// Keys are compared byte by byte.
 func (l Limit) Key(parts ...string) Request {
 	r := l.Global()
 	if len(parts) == 0 {
@@ -67,11 +63,9 @@ func (l Limit) EveryKey() Request {
 }
 
 // Count sets how many tokens are asked for: at most 1e15, fractions included. The default is 1 where tokens are taken;
-// docs/holds.md, Without a Count, has the other verbs. Less than 1e-15 is 0, such as what rounding leaves of a
-// difference. A [Limiter.Consume] of 0 is denied while the limit is in debt or blocked.
-//
-// Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens. docs/concepts.md, Decimals,
-// says more.
+// docs/holds.md, Without a Count, has the other verbs. Less than 1e-15 is 0. A [Limiter.Consume] of 0 is denied while
+// the limit is in debt or blocked. Rounding alone never denies: a call may lack a billionth of the capacity, and at
+// most 0.001 tokens.
 func (r Request) Count(tokens float64) Request {
 	r.counts = true
 	if r.tokens = tokens; math.Abs(tokens) < algebra.MinTokens {

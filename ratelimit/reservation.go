@@ -2,21 +2,19 @@ package ratelimit
 
 import "time"
 
-// Reservation is what [Limiter.Reserve] has taken: tokens of which some may not be there yet. Its instants are by the
-// clock that decided, in UTC, to the microsecond. As JSON, see [Result].
+// Reservation is what [Limiter.Reserve] has taken. Its instants are by the clock that decided, in UTC, to the
+// microsecond.
 type Reservation struct {
-	// At is the instant of the decision: see [Result.At].
+	// At is as in [Result].
 	At time.Time
 
-	// RetryAt is when the work may run: when all its tokens will have been refilled, or At if they are there. (That
-	// of [Result] is of denials.)
+	// RetryAt is when the work may run: when all its tokens will have been refilled, or At if they are there.
 	RetryAt time.Time
 
 	// Delay is the time from At to RetryAt. A timer set to it works even if the local clock is wrong.
 	Delay time.Duration
 
-	// Remaining is the lowest balance of the requests, below zero if tokens are owed. ResetAt is the latest of their
-	// resets. See [Status].
+	// Remaining, below zero if tokens are owed, ResetAt and Requests are as in [Result].
 	Remaining float64
 	ResetAt   time.Time
 

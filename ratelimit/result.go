@@ -9,44 +9,37 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Result is the answer to one call. All instants are by the clock that decided, which is the database's unless
-// [Limiter.Clock] is set. They are in UTC, to the microsecond.
+// Result is the answer to one call. All instants are by the clock that decided, the database's or [Limiter.Clock], in
+// UTC, to the microsecond.
 //
-// A Result is no answer to send to a client as it is. It has the keys, and encoding/json refuses the infinite numbers of an
-// [Unlimited] limit. A program makes a value of its own for its answer. To log it, pass it to slog: LogValue has no keys.
+// It has the keys; LogValue, for slog, has none. encoding/json refuses the infinite numbers of an [Unlimited] limit.
 type Result struct {
 	// OK reports whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
 
-	// At is the instant of the decision. If the call waited for another transaction that held the row, and was then
-	// granted, it is the instant at which the wait began. Its receipt has the same instant, so of a token bucket less comes back:
-	// the rate times the wait. (Of one window, it has that of the window which the tokens were taken from.)
+	// At is the instant of the decision. If the call waited for a locked row, and was then granted, it is the instant
+	// at which the wait began. Its receipt has the same instant, so of a token bucket less comes back.
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
-	// between, at most the end of the year 9999. It is zero if the call was granted, or if waiting does not help: the plan
-	// grants nothing, a block has no end, or one of them will be in force before the tokens are there. Of a block it is
-	// when no block denies any more. Where overrides ([Limiter.Override]) end, what comes after them counts, as far as it
-	// is known.
+	// between, at most the end of the year 9999. It is zero if the call was granted, or if waiting does not help. Of a
+	// block it is when no block denies any more. What comes after overrides that end counts, as far as it is known.
 	//
-	// For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a [Limiter.Reserve]
-	// of several may be granted earlier. (A token bucket forgives rounding, so it may grant the call earlier by a
-	// billionth of the time in which it fills.)
+	// For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile.
 	RetryAt time.Time
 
-	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works
-	// even if the local clock is wrong: where an override ends, it is longer by what is not known of the difference. It
-	// is at most half of the longest duration, 146 years, which it also is if waiting does not help: look whether
-	// RetryAt is zero before you wait. Of a granted call it is 0.
+	// RetryAfter of a denied call is the time from At to RetryAt. A timer set to it works even if the local clock is
+	// wrong. It is 146 years if waiting does not help: look whether RetryAt is zero before you wait. Of a granted call
+	// it is 0.
 	RetryAfter time.Duration
 
 	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].
 	Remaining float64
 	ResetAt   time.Time
 
-	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, by
-	// a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the Counts
-	// of the first call, but for a limit that it did not count: an Unlimited one. Their Remaining and ResetAt are zero: not read.
+	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held,
+	// by a Settle of a hold that is settled, and by a Once whose id is known. Of a Hold and a Once, Requests have the
+	// Counts of the first call, and no Remaining and ResetAt.
 	Repeated bool
 
 	// Requests has the status of each request of the call, in order.
@@ -73,40 +66,36 @@ func (r *Result) delay() time.Duration {
 	return r.runAt.Time().Sub(r.At)
 }
 
-// Status is the answer to one request, as of the end of the call. Requests of one call for the same limit and key share
-// their numbers. As JSON, see [Result].
+// Status is the answer to one request, as of the end of the call. Requests for the same limit and key share their
+// numbers.
 type Status struct {
 	Limit Limit
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys
 	Count float64 // tokens asked for; of a Take, the most; of a Repeated Hold or Once, see Result
 
-	// Taken is how many tokens the call took, or a Consume instead of this Check would take: Count or, of a Take, as many as
-	// were there. It is 0 if the call was denied, and after a verb that takes none.
+	// Taken is how many tokens the call took, or a Check would take. It is 0 if the call was denied.
 	Taken float64
 
-	// Refunded is how many tokens a refund gave back, to within rounding: as many as break no promise, and no more than fill the
-	// limit. It holds if the transaction of the refund commits. After any other verb it is 0.
+	// Refunded is how many tokens a refund gave back, if it commits.
 	Refunded float64
 
-	// OK reports whether this request was granted. In a denied call, it reports whether the request would have been granted
-	// by itself. In a call denied by a plan or a block ([DeniedError.Reason]), the other limits are not asked: OK is true, and
-	// Remaining and ResetAt are zero.
+	// OK reports whether this request was granted. In a denied call, it reports whether it would have been granted by
+	// itself. Where a plan or a block denies, the other limits are not asked: OK is true, and Remaining and ResetAt are
+	// zero.
 	OK bool
 
-	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. A balance that rounding alone
-	// makes less than a whole number is that number, so it may be cut to whole tokens. If a sharded limit took
-	// from one shard, it is an estimate: that shard's balance times the number of shards. Of an [Unlimited] limit, it is +Inf.
+	// Remaining is the balance in tokens, below zero if tokens are owed. If a sharded limit took from one shard, it is
+	// an estimate: that shard's balance times the number of shards. Of an [Unlimited] limit, it is +Inf.
 	Remaining float64
 
-	// ResetAt is when a token bucket will be full if nothing is consumed, or when the next window begins. If the limit's rate
+	// ResetAt is when a token bucket will be full if nothing is consumed, or when the next window begins. If the rate
 	// is 0, it is zero.
 	ResetAt time.Time
 
 	// RetryAt is [Result.RetryAt] for this request alone.
 	RetryAt time.Time
 
-	// Delay is how long the work of a granted [Limiter.Reserve] or [Limiter.Wait] has to wait for the tokens of this request. With
-	// several requests, the work waits for the longest, and tokens forfeited meanwhile count too. After any other verb it is 0.
+	// Delay is how long the work of a [Limiter.Reserve] or [Limiter.Wait] has to wait for the tokens of this request.
 	Delay time.Duration
 
 	took    took

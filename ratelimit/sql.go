@@ -18,16 +18,12 @@ type sqlQuerier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// SQL makes a [DB] from a handle of database/sql: a *sql.Tx, *sql.Conn or *sql.DB, or any other type with the same
-// method. Every verb works on it as on pgx, with any driver for Postgres (pgx's stdlib, lib/pq) in any of its modes.
-// On a transaction, a call is part of it; on a connection or a pool, a call is a transaction of its own.
+// SQL makes a [DB] from a *sql.Tx, *sql.Conn, *sql.DB, or any other type with the same method, with any driver for
+// Postgres (pgx's stdlib, lib/pq) in any of its modes.
 //
-//	_, err := limits.Consume(ctx, ratelimit.SQL(tx), sendMessage.Key(userID))
-//
-// Make it where it is needed: it holds only the handle. With sqlx and bun, pass the *sqlx.Tx or the bun.Tx; with
-// GORM, tx.Statement.ConnPool; with ent, a transaction generated with the feature sql/execquery. A nil handle makes a
-// nil DB, which every verb refuses with [ErrInvalid]. Send other statements on the handle: the DB sends arguments as
-// text.
+// Make it where it is needed: it holds only the handle. With sqlx and bun, pass the *sqlx.Tx or the bun.Tx; with GORM,
+// tx.Statement.ConnPool; with ent, a transaction generated with the feature sql/execquery. A nil handle makes a nil DB,
+// which every verb refuses with [ErrInvalid]. Send other statements on the handle: the DB sends arguments as text.
 func SQL(
 	db interface {
 		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -141,17 +137,14 @@ type sqlTxBeginner interface {
 	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
 }
 
-// InSQLTx is [Limiter.InTx] for database/sql, on a *sql.DB or a *sql.Conn, with the same options. The transaction is
-// SERIALIZABLE unless [Isolation] says otherwise. It is run again after a serialization failure or a deadlock, also
-// at COMMIT, and rolled back if fn panics.
+// InSQLTx is [Limiter.InTx] for database/sql, on a *sql.DB or a *sql.Conn, with the same options.
 //
-// In fn, a verb that writes on [SQL] of the same *sql.DB, and another InSQLTx on it, are [ErrInvalid] ([OutsideTx]),
-// as is a level that database/sql does not know. If fn calls tx.Commit or tx.Rollback, also in a defer, the error
-// matches [ErrUnknownOutcome]. A COMMIT as text is only seen before another attempt.
+// In fn, a verb that writes on [SQL] of the same *sql.DB, and another InSQLTx on it, are [ErrInvalid] ([OutsideTx]), as
+// is a level that database/sql does not know. If fn calls tx.Commit or tx.Rollback, also in a defer, the error matches
+// [ErrUnknownOutcome]. A COMMIT as text is only seen before another attempt.
 //
-// As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. With [Hot],
-// its turn may then be given away before the server has ended it. A *sql.Conn must not be in a transaction: that is
-// not detected, and a rollback of the outer one would be lost.
+// As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. A *sql.Conn must
+// not be in a transaction: that is not detected.
 func (l *Limiter) InSQLTx(
 	ctx context.Context,
 	db interface {

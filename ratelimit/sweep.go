@@ -14,29 +14,20 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Sweep deletes the rows of keys that have been full for an hour, and returns how many it deleted. A missing row means
-// a full key, so no decision changes. A Limiter from [Open] does it in the background. Otherwise, run it every ten
-// minutes or so, in one process or in all. It also gives back what expired holds of all limits hold, and forgets holds
-// that are over.
+// Sweep deletes the rows of keys that have been full for an hour, and returns how many it deleted. No decision changes.
+// A Limiter from [Open] does it in the background. It also ends expired holds of all limits, and forgets those that are
+// over.
 //
 // db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
-// [ErrInvalid] (it is not detected on a *sql.Conn), and so is the pool of a transaction inside its function: see
-// [OutsideTx]. So are no limits, two of one name, and one made by [Limit.With]. Limits without rows, as [Unlimited], are
-// passed over.
+// [ErrInvalid] (it is not detected on a *sql.Conn), and so are the pool of a transaction inside its function
+// ([OutsideTx]), no limits, two of one name, and one made by [Limit.With]. The role needs the word consume or operate
+// (ratelimit.grant).
 //
-// A row is deleted if it is full by the limit passed, by every definition of its name that a program has published or
-// replaced within 7 days ([Limiter.Publish]), and by every override in force within a day. If these differ in kind,
-// period or start, nothing of the name is deleted. If the limit [Varies], a row is deleted if it was not used for so
-// long, unless it is in debt, or the key has or had an override within a day. The role needs the word consume or
-// operate (ratelimit.grant).
-//
-// Sweep works in short READ COMMITTED transactions of 1000 rows, and pauses three times as long after each. It skips
-// locked rows. A call for a row that is being deleted waits; above READ COMMITTED it conflicts (SQLSTATE 40001). If ctx
-// ends or the database fails, deleted rows stay deleted, and are counted unless their COMMIT had no answer. If the
-// server refuses to sweep a limit, the others are swept all the same, and the error joins one for each.
-//
-// Rows of a limit that no longer exists in the program stay: delete them by name. If programs do not publish their
-// limits, leave a limit out while a deployment changes it. See docs/operations.md.
+// A row must be full by the limit passed, by every definition of its name that was published within 7 days, and by
+// every override within a day. Of a limit that [Varies], it must be unused for so long, and not in debt. It works in
+// READ COMMITTED transactions of 1000 rows, and skips locked rows. A call for a row that is being deleted waits; above
+// READ COMMITTED it gets 40001. After an error, deleted rows stay deleted. The error joins one for each limit that
+// could not be swept.
 func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted int64, err error) {
 	if len(limits) == 0 {
 		return 0, fmt.Errorf("%w: no limit to sweep", ErrInvalid)

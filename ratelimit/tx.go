@@ -70,20 +70,18 @@ const (
 const rollbackTimeout = 5 * time.Second
 
 // InTx runs fn in a transaction and commits it. The transaction is SERIALIZABLE unless [Isolation] says otherwise.
-// After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, it is rolled back and run again
-// from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx ends
-// after the first attempt, the error matches [ErrAttemptsExhausted].
+// After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, it is rolled back and run
+// again. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx ends after the
+// first, the error matches [ErrAttemptsExhausted].
 //
-// Any other error of fn, such as a denial, rolls back and is returned as it is. A panic rolls back, too. fn must return
-// the errors of its statements such that errors.As finds them (%w, not %v): an error that hides its SQLSTATE is not
-// retried. If the connection breaks at COMMIT, the error matches [ErrUnknownOutcome], and the transaction is not run
-// again. After any other error, nothing was committed.
+// Any other error of fn rolls back and is returned as it is. A panic rolls back, too. fn must return the errors of its
+// statements such that errors.As finds them (%w, not %v), or they are not retried. If the connection breaks at COMMIT,
+// the error matches [ErrUnknownOutcome].
 //
 // db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn, and in no transaction. In fn, consume on tx: a verb that
-// writes on db itself, if db is a pool, is [ErrInvalid] without [OutsideTx], as is another InTx on it. If the
-// transaction cannot begin, all statements of fn fail, and InTx returns the reason even if fn hides it. fn must not end
-// the transaction: after tx.Rollback, the error matches pgx.ErrTxCommitRollback, and after tx.Commit, or a COMMIT or
-// ROLLBACK as text, ErrUnknownOutcome, not [ErrDenied], and it is not run again.
+// writes on db itself, if db is a pool, is [ErrInvalid] without [OutsideTx], as is another InTx on it. fn must not end
+// the transaction: after tx.Rollback, the error matches pgx.ErrTxCommitRollback; after tx.Commit, or a COMMIT or
+// ROLLBACK as text, the error is ErrUnknownOutcome.
 func (l *Limiter) InTx(
 	ctx context.Context,
 	db interface {
@@ -197,17 +195,12 @@ func acquire(ctx context.Context, db txBeginner) (conn *pgx.Conn, release func()
 var errInTransaction = fmt.Errorf("%w: the connection is in a transaction already, which COMMIT would end", ErrInvalid)
 
 // Retry runs fn again after a serialization failure (SQLSTATE 40001) or a deadlock (40P01), within the bounds of
-// [Limiter.InTx]. It is for the transaction function of an ORM, which begins, commits and rolls back, and for calls
-// outside transactions, on a database whose default isolation level is above READ COMMITTED:
-//
-//	err := limits.Retry(ctx, func(ctx context.Context) error {
-//		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error { ... }, &sql.TxOptions{Isolation: sql.LevelSerializable})
-//	})
+// [Limiter.InTx]. It is for the transaction function of an ORM (docs/databases.md), and for calls outside transactions,
+// on a database whose default isolation level is above READ COMMITTED.
 //
 // fn must not do anything that a rollback does not undo. It must return the errors of its statements and of COMMIT such
-// that errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx
-// ends during a pause, the error matches [ErrAttemptsExhausted]. One of fn's that matches it already, or
-// [ErrUnknownOutcome], is returned as it is: attempts do not multiply. The only option is [Attempts].
+// that errors.As finds them (%w, not %v). When the attempts run out, or ctx ends during a pause, the error matches
+// [ErrAttemptsExhausted]. The only option is [Attempts].
 func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error, options ...TxOption) error {
 	o, err := newTxOptions(options)
 	switch {

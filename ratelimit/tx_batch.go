@@ -10,21 +10,18 @@ import (
 	"github.com/txlimit/txlimit/internal/inschema"
 )
 
-// QueueConsume queues a [Limiter.Consume] on a batch of the caller's, so that it needs no round trip of its own. The
-// result is filled in when the batch's results are read, by [Limiter.SendTx] or by Close of the pgx.BatchResults, and
-// holds if the transaction commits. An invalid request and a denial by policy (see [DeniedError]) are returned at once,
-// and nothing is queued. If all limits are [Unlimited], nothing is queued either.
+// QueueConsume queues a [Limiter.Consume] on a batch of the caller's. [Limiter.SendTx], or Close of the
+// pgx.BatchResults, fills the result in. It holds if the transaction commits. An invalid request and a denial by policy
+// (see [DeniedError]) are returned at once, and nothing is queued.
 //
 // In a batch, a denial is an error in SQL too (SQLSTATE PT429), which the server logs. It stops the batch, and Close
-// returns the [*DeniedError]. SendTx rolls back. A batch without BEGIN, on a connection or a pool, is a transaction of
-// its own, and rolled back (on a distributed table of Citus it is none: use SendTx). A transaction of the caller's is
-// aborted, and must be rolled back, or the nested one on which the batch was sent. To go on after a denial, or if most
-// calls are denied, call Consume in the transaction instead.
+// returns the [*DeniedError]. SendTx rolls back. A batch without BEGIN is a transaction of its own, and rolled back
+// (not on a distributed table of Citus). A transaction of the caller's is aborted, and must be rolled back, or the
+// nested one.
 //
-// Let Close read the results: code that reads them one by one gets the server's *pgconn.PgError for a denial, and the
-// result is not filled in. If the answer is lost outside a transaction, Close's error matches [ErrUnknownOutcome]. In
-// the function of a [Limiter.InTx] with [Hot], pass the ctx of that function: for a limit with shards, it names the
-// chosen shard. Otherwise ctx is only passed to the Observer.
+// Let Close read the results, or a denial is the server's *pgconn.PgError. If the answer is lost outside a transaction,
+// Close's error matches [ErrUnknownOutcome]. In the function of a [Limiter.InTx] with [Hot], pass the ctx of that
+// function.
 func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests ...Request) (*Result, error) {
 	if batch == nil {
 		return nil, invalidCall(requests, "the batch is nil")

@@ -16,16 +16,13 @@ import (
 )
 
 // Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in
-// order of arrival, before they take a connection. The queue belongs to the [Limiter], so use one in the process. Name
-// only limits that many transactions want at once.
+// order of arrival, before they take a connection. The queue belongs to the [Limiter], so use one in the process.
 //
-// You hold the turn for the whole transaction: keep it short, and consume first, with fn's ctx, which names the chosen
-// shard. Hot itself consumes nothing and ignores counts. Transactions that use the limit without Hot are not in the
-// queue, and can conflict. Several Hot options add up. If ctx ends while queued, the error matches ctx's error. Invalid
-// requests, and Hot inside the function of another transaction with Hot, are [ErrInvalid].
+// You hold the turn for the whole transaction: keep it short, and consume first, with fn's ctx. Hot consumes nothing.
+// Transactions that use the limit without Hot can conflict. Several Hot options add up. If ctx ends while queued, the
+// error is ctx's. Invalid requests, and Hot inside the function of another transaction with Hot, are [ErrInvalid].
 //
-// In the database, the turn is a lock on a view, ratelimit.turn_00 to turn_31. The role needs UPDATE on the views:
-// ratelimit.grant gives it with 'consume'. See docs/contention.md.
+// The role needs UPDATE on the turns' views: ratelimit.grant gives it with 'consume'.
 func Hot(requests ...Request) TxOption {
 	return txOption(func(o *txOptions) { o.hot, o.begins = append(o.hot, requests...), "Hot" })
 }

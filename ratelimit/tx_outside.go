@@ -10,19 +10,16 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it,
-// such a verb is [ErrInvalid] in the function of [Limiter.InTx] or [Limiter.InSQLTx], and sends nothing, since most
-// often tx was meant. So are InTx, InSQLTx, [Limiter.SendTx], [Limiter.Publish] and [Limiter.Sweep]. [Limiter.Check]
-// and [Limiter.Balance], which only read, are allowed.
+// OutsideTx returns a context that allows a verb to write on a pool inside the function of an [Limiter.InTx] or
+// [Limiter.InSQLTx] on the same pool. Without it, such a verb is [ErrInvalid], and so are InTx, InSQLTx,
+// [Limiter.SendTx], [Limiter.Publish] and [Limiter.Sweep].
 //
 // Such a call is a transaction of its own: it outlives a rollback, and each attempt of InTx makes it again. It takes a
-// second connection of the pool. If the surrounding transaction has consumed the same limit and key, it hangs until its
-// context ends, and its outcome is unknown: Postgres does not see this deadlock. So use another limit, and a deadline.
+// second connection. If the surrounding transaction has consumed the same limit and key, it hangs until its context
+// ends, and its outcome is unknown. So use another limit, and a deadline.
 //
-// A pool is recognized as a *pgxpool.Pool, as [SQL] of a *sql.DB, as a *ratelimittest.DB, or in a [Coalescer], in all
-// enclosing transactions. Not recognized are a pool in another type, such as a *sqlx.DB; another pool, or a connection,
-// for the same database; a context that does not derive from fn's; and a transaction begun outside this package, such
-// as an ORM's in [Limiter.Retry].
+// Not recognized are a pool in another type, such as a *sqlx.DB; another pool, or a connection, for the same database;
+// a context that does not derive from fn's; and a transaction begun outside this package.
 func OutsideTx(ctx context.Context) context.Context {
 	return context.WithValue(ctx, openTxKey{}, (*openTx)(nil))
 }

@@ -18,21 +18,17 @@ type batchTxBeginner interface {
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// SendTx sends BEGIN, a batch and COMMIT together, in one round trip. The transaction is SERIALIZABLE unless
-// [Isolation] says otherwise. An error of a query, such as a denial, stops the batch: the transaction is rolled back,
-// and SendTx returns the error. After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT,
-// the batch is sent again, within the bounds of [Limiter.InTx].
-//
-// If the connection breaks or ctx ends after the batch was sent, the error matches [ErrUnknownOutcome], since COMMIT
-// may have reached the server. The batch is not sent again.
+// SendTx sends BEGIN, a batch and COMMIT together, in one round trip. An error of a query, such as a denial, stops the
+// batch: the transaction is rolled back, and SendTx returns the error. Isolation and retries are those of
+// [Limiter.InTx]. If the connection breaks or ctx ends after the batch was sent, the error matches [ErrUnknownOutcome],
+// and the batch is not sent again.
 //
 // db is a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn. Two goroutines must not send the batch at once. A query that
 // begins or ends a transaction, such as COMMIT, is [ErrInvalid]. So are the option [Hot], and the pool of a transaction
 // inside its function: see [OutsideTx].
 //
-// Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each
-// attempt, after COMMIT was sent. So an error of one rolls nothing back: later functions are not called, and the error
-// of SendTx matches ErrUnknownOutcome, but no error after which nothing was consumed, such as [ErrDenied].
+// Functions that read results (of pgx.QueuedQuery) are called in each attempt, after COMMIT was sent. So an error of
+// one rolls nothing back, and matches ErrUnknownOutcome, not [ErrDenied].
 func (l *Limiter) SendTx(
 	ctx context.Context,
 	db interface {

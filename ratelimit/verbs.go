@@ -138,19 +138,16 @@ func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Resu
 	return l.do(ctx, db, verbConsume, about{}, requests)
 }
 
-// Reserve takes tokens that may not be there yet: the balance may fall to -maxReserved ([MaxReserved]). A reservation is no
-// permission to work now: the work may run at [Reservation.RetryAt], when the tokens will have been refilled. Schedule it
-// then, in the same transaction. If the tokens are there, that is at once.
-//
-// Where an override ends before, RetryAt is when nothing is owed any more by the numbers of both times, whatever other calls take
-// meanwhile. If nothing is refilled then, it is the end of the year 9999.
+// Reserve takes tokens that may not be there yet: the balance may fall to -maxReserved ([MaxReserved]). The work may
+// run at [Reservation.RetryAt], when the tokens will have been refilled, not before. Schedule it in the same
+// transaction.
 //
 // All requests are reserved, or none. A denial is a [*DeniedError], with a zero Reservation: more would be owed than
-// maxReserved allows. RetryAt of the denial is when the same reservation would be made.
+// maxReserved allows, until RetryAt. Several limits wait for each other, and forfeit what they refill above their
+// capacity meanwhile.
 //
-// Several limits wait for each other: until the last one has its tokens, the others forfeit what they refill above their
-// capacity. docs/scheduling.md says more. If the transaction rolls back, reserved tokens come back. To cancel a reservation
-// later, [Limiter.Refund] its receipt.
+// If the transaction rolls back, reserved tokens come back. To cancel a reservation later, [Limiter.Refund] its
+// receipt.
 func (l *Limiter) Reserve(ctx context.Context, db DB, requests ...Request) (Reservation, error) {
 	result, err := l.do(ctx, db, verbReserve, about{}, requests)
 	if err != nil {
@@ -162,13 +159,12 @@ func (l *Limiter) Reserve(ctx context.Context, db DB, requests ...Request) (Rese
 	}, nil
 }
 
-// Take takes what is there: the largest whole number of tokens that all limits have, at least 1 and at most the given number,
-// which may be above the capacity. It returns how many it took of each request: n. It is for workers that fetch work in
-// batches: take up to 100, and fetch n jobs. To give back what was not needed, [Limiter.Refund] a Count.
+// Take takes the largest whole number of tokens that all limits have, at least 1 and at most the given number, which
+// may be above the capacity, and returns it. To give back what was not needed, [Limiter.Refund] a Count.
 //
-// If a limit has not one whole token, the call is denied with a [*DeniedError] and n is 0. RetryAt is when there will be one.
-// Every request has the default Count of 1, and no two are for the same limit and key. Otherwise it is [ErrInvalid], as for a
-// most below 1 or above 1e15.
+// If a limit has not one whole token, the call is denied with a [*DeniedError] and n is 0. Every request has the
+// default Count of 1, and no two are for the same limit and key. Otherwise it is [ErrInvalid], as for a most below 1 or
+// above 1e15.
 func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request) (n int, result Result, err error) {
 	requests = slices.Clone(requests)
 	for i := range requests {
@@ -191,14 +187,12 @@ func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request
 
 // Check answers as Consume would now, and writes nothing. A denial is a [*DeniedError], as for Consume, with the result
 // beside it. To read a balance, use [Limiter.Balance].
-//
-// Do not check before Consume: other calls may consume in between, and Consume checks anyway.
 func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbCheck, about{}, requests)
 }
 
-// Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has already been incurred, such
-// as the excess over an estimate. It is always OK. [Limiter.Balance] says when the debt will have been refilled.
+// Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has been incurred, such as
+// the excess over an estimate. It is always OK.
 //
 // Charge and Refund settle work that was granted before. So they go on after [Limiter.Close] and [Coalescer.Close], while db
 // answers. Then nobody records their usage.
@@ -207,25 +201,23 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 }
 
 // Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that
-// is left. With requests, it gives back their counts; a request without Count is for all that is left of its key.
-// Refund is always OK: [Status.Refunded] says how many tokens came back. Call it in the transaction that marks the work
-// as done, and store the receipt of its result there in place of the old one: an old receipt that is used again is not
-// detected. A rollback needs no refund.
+// is left; with requests, their counts, and without a Count all that is left of the key. It is always OK:
+// [Status.Refunded] says how many came back. Call it in the transaction that marks the work as done, and store the
+// receipt of its result in place of the old one, which counts again.
 //
 // A refund never fills a limit above its capacity, and never breaks the RetryAt of another reservation:
 //
-//   - A token bucket gets back the tokens that would still be missing if nothing else had been taken since. Tokens owed
-//     to waiting work are subtracted. Under saturation, the whole refund comes back if MaxReserved + rate × duration of
-//     the work + refund is at most the capacity.
-//   - A fixed or calendar window gets everything back while the window of the work is the last one with promised work.
-//     Afterwards it gets nothing.
+//   - A token bucket gets back the tokens that would still be missing if nothing else had been taken since, less those
+//     owed to waiting work.
+//   - A window gets everything back while the window of the work is the last one with promised work, afterwards
+//     nothing.
 //
-// A request that is not in the receipt, or asks for more than is left in it, is [ErrInvalid]. Without requests, so is a
-// limit whose numbers the Limiter does not know, from the list of [Open] or an earlier call, and one that [Varies].
+// A request for more than is left in the receipt is [ErrInvalid]. Without requests, so is a limit whose numbers the
+// Limiter does not know, and one that [Varies].
 //
-// Refund before a [Limiter.Reset] and before a change of the limit's numbers: later, too much may come back, up to the
-// count. In REPEATABLE READ and SERIALIZABLE, nothing comes back if the first use of the key was committed after the
-// transaction's snapshot. docs/refunds.md says more.
+// After a [Limiter.Reset] or a change of the limit's numbers, too much may come back, up to the count. Above READ
+// COMMITTED, nothing comes back if the first use of the key was committed after the snapshot. docs/refunds.md says
+// more.
 func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbRefund, about{receipt: receipt}, requests)
 }
@@ -234,8 +226,7 @@ func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests .
 // [Limiter.During] ends its work. A limit of slots is [ErrInvalid]: release its holds. So is a Count. In
 // REPEATABLE READ and SERIALIZABLE, rows committed after the transaction's snapshot stay.
 //
-// It writes nothing into the history of overrides. To say who has decided it, call the SQL function ratelimit.reset
-// with reason and who instead, in the same transaction.
+// To say who has decided it, call the SQL function ratelimit.reset instead, in the same transaction.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	_, err := l.do(ctx, db, verbReset, about{}, requests)
 	return err

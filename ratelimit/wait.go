@@ -9,27 +9,19 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Wait blocks until the tokens of a request are there, and takes them. It is one call of the database, which reserves
-// the tokens as [Limiter.Reserve] does; then Wait sleeps, without a lock or a connection. Callers are served in the
-// order in which the database decides, across processes. On a transaction, Wait is [ErrInvalid]: a row would stay
-// locked while it sleeps. (A transaction that was begun by hand on a *sql.Conn is not recognized.)
+// Wait reserves the tokens of a request as [Limiter.Reserve] does, and sleeps until they are there, without a lock or a
+// connection. Callers are served in the order in which the database decides, across processes. On a transaction, it is
+// [ErrInvalid] (not recognized if begun by hand on a *sql.Conn).
 //
-// These errors come at once, and nothing was taken:
-//
-//   - [*DeniedError]: the tokens will not be there before ctx's deadline, or more would be reserved than
-//     [MaxReserved]. RetryAt is when a Wait with as much time left would be granted. Without a deadline, the bound is
-//     10 minutes or one period, whichever is longer.
-//   - [ErrExceedsCapacity]: a count above the capacity, unless the capacity is 0.
-//   - the others of Consume.
+// At once, it is a [*DeniedError] if the tokens will not be there before ctx's deadline, or more would be reserved than
+// [MaxReserved]. RetryAt is for a Wait with as much time left. Without a deadline, the bound is 10 minutes or one
+// period, whichever is longer. A count above the capacity, unless the capacity is 0, is [ErrExceedsCapacity].
 //
 // If ctx ends while Wait sleeps, Wait gives the tokens back by [Limiter.Refund] within 5 seconds, and returns ctx's
-// error. If the refund fails, the error matches [ErrUnknownOutcome], too. A change of the limit's overrides wakes
-// Wait, but no block, Reset, Refund or ratelimit.add: a newcomer may be granted while it sleeps on.
-// docs/scheduling.md says more, and how to wait for several limits.
+// error. If the refund fails, the error matches [ErrUnknownOutcome], too. A change of the limit's overrides wakes Wait,
+// but no block, Reset, Refund or ratelimit.add.
 //
-// The result is that of the reservation, as of its decision, with a receipt; if ctx ended, only Taken and Delay.
-// [Limiter.Observer] is told "wait" at the end, after "refund" if ctx ended. With a [Limiter.Clock], Wait asks that
-// clock every 10 ms, later every eighth of the time waited.
+// The result is that of the reservation; if ctx ended, only Taken and Delay.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
