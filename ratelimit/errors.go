@@ -68,8 +68,8 @@ var (
 	ErrClosed = errors.New("closed")
 
 	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed: a COMMIT, or a call
-	// that is a transaction of its own, was sent, and no answer came. This package never retries after it. Look for a
-	// business row that the transaction would have stored.
+	// that is a transaction of its own, was sent, and no answer came. A retry may consume twice, so this package makes
+	// none. Look for a business row that the transaction would have stored.
 	//
 	// On a transaction of the caller's, no verb returns it, but on one begun by hand on a *sql.Conn. [Limiter.SendTx]
 	// also returns it if a function that reads the batch's results fails after COMMIT, and [Limiter.Wait] if ctx ends

@@ -52,7 +52,8 @@ const Forever time.Duration = math.MinInt64
 // is settled or released, or when ttl is over. In a transaction, it locks the keys until COMMIT, and a rollback undoes
 // it: claim the job, hold, commit, work.
 //
-// id is the work's, not a worker's. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front.
+// id is the work's, not a worker's, with all that makes it one, such as the customer: a key that customers share knows
+// the ids of all. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front.
 // ttl is 100 ms to 366 days, or [Forever]. Any other ttl is [ErrInvalid], and so are more than 1000 requests.
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], another delivery of the work holds the id, until

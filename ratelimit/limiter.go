@@ -28,7 +28,8 @@ type Limiter struct {
 	Schema string
 
 	// Observer is called after every call of a verb, before the call returns: for metrics and logs (package observe).
-	// In a transaction, the decision holds only if that commits, and the calls of each attempt are reported.
+	// In a transaction, the decision holds only if that commits, and the calls of each attempt are reported. A Check
+	// refuses nothing: do not count its denials.
 	//
 	// It is called by several goroutines at once: it should be quick, must not use the transaction, and must not panic.
 	Observer func(ctx context.Context, d Decision)
@@ -53,7 +54,7 @@ type Decision struct {
 	Verb string
 
 	// Result is the caller's result. If nothing was decided, its requests hold only Limit, Key and Count, and of a Wait
-	// whose ctx ended Taken and Delay.
+	// whose ctx ended Taken and Delay. Of a Release that found nothing, Remaining is NaN: not known.
 	Result Result
 	Err    error // the caller's error
 

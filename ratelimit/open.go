@@ -55,8 +55,8 @@ type Options struct {
 	Observer func(ctx context.Context, d Decision)
 	OnRetry  func(ctx context.Context, attempt int, err error)
 
-	// OnError is told what goes wrong in the background, of a schema that differs, and of other numbers that are
-	// published. It is called by several goroutines. nil: slog.Default(), for the polls once a minute. Errors of Usage
+	// OnError is told what goes wrong in the background, of a sweep that another session keeps out, of a schema that
+	// differs, and of other numbers that are published. It is called by several goroutines. nil: slog.Default(), for the polls once a minute. Errors of Usage
 	// go to the Recorder's.
 	OnError func(err error)
 
@@ -107,7 +107,8 @@ const (
 // Unblock of this Limiter.
 //
 // db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. A connection or a
-// transaction is [ErrInvalid]. On a DB of package ratelimittest, nothing is checked, swept or published.
+// transaction is [ErrInvalid]. On a DB of package ratelimittest, nothing is checked, swept or published. With
+// several servers, open one Limiter for each.
 func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	o := options
 	pool, err := o.check(db)

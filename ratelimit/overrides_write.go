@@ -35,8 +35,9 @@ type End struct{ Who string }
 // every key that has no override of its own. Of several, a block in force wins, else the newest. New numbers add no
 // tokens: the SQL function ratelimit.add does, with the id.
 //
-// db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. If the overrides cannot be read any
-// more, raised numbers and unlimited keys count as defined after 5 minutes.
+// db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. On a pool, this Limiter follows
+// when the call returns. If the overrides cannot be read any more, blocks and lower numbers stay, and raised numbers and
+// unlimited keys count as defined after 5 minutes.
 //
 // [ErrInvalid] are also a Count, an [Unlimited] limit, a Limiter without Open or with NoOverrides, and a db of another
 // database. A name that no program publishes is SQLSTATE 22023. Outside a transaction, after any other error, the

@@ -14,8 +14,9 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// Receipt records the tokens that a call took, for a later [Limiter.Refund]. It is text, to store with the work in the
-// same transaction: if that rolls back, nothing was taken. It is empty if nothing was taken. It counts once: after a
+// Receipt records the tokens that a Consume, Wait, Take, ConsumeEach, Once or Reserve took, for a later
+// [Limiter.Refund]. It is text, to store with the work in the same transaction: if that rolls back, nothing was taken,
+// and a refund by it would give back tokens of others. It is empty if nothing was taken. It counts once: after a
 // refund, store the rest that its result has in its place.
 //
 // It is trusted, and names the schema, the limit and the key, so do not send it to clients. Even if it was altered, a
