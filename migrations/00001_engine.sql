@@ -3677,9 +3677,9 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    IF n.effect = 'block' AND NOT count <= '0' AND '0' = (CASE n.kind WHEN 'slots' THEN n.capacity ELSE n.rate END) THEN
+    IF n.effect = 'block' AND NOT count <= '0' AND coalesce(n.rate, n.capacity) = '0' THEN -- slots have no rate
         beneath := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => true, standing => true, given => given);
-        IF beneath.effect = 'numbers' AND '0' = (CASE n.kind WHEN 'slots' THEN beneath.capacity ELSE beneath.rate END) THEN
+        IF beneath.effect = 'numbers' AND coalesce(beneath.rate, beneath.capacity) = '0' THEN
             n := beneath; -- a plan denies, whatever is blocked
         END IF;
     END IF;

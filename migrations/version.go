@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "828450e49e60b555cef11497d1ab1bf2047036c0896f7285b5a65a01b97333e1"
+const Hash = "3640d24bd1abdd095fd9bf460358ade80b1c6837b0e22653dfb0dd344e8b4d24"

@@ -56,8 +56,8 @@ type Options struct {
 	OnRetry  func(ctx context.Context, attempt int, err error)
 
 	// OnError is told what goes wrong in the background, of a sweep that another session keeps out, of a schema that
-	// differs, and of other numbers that are published. It is called by several goroutines. nil: slog.Default(), for the polls once a minute. Errors of Usage
-	// go to the Recorder's.
+	// differs, and of other numbers that are published. It is called by several goroutines. nil: slog.Default(), for
+	// the polls once a minute. Errors of Usage go to the Recorder's.
 	OnError func(err error)
 
 	// SweepEvery is about the time from one sweep to the next, and before the first. 0: 10 minutes. Less than 1 ms is

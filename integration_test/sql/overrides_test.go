@@ -212,6 +212,12 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 			}
 		}
 	}
+	harness.Succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "worker", ratelimit.Slots("no slots", 0)))
+	harness.MustExec(t, pool, "SELECT ratelimit.block('no slots', 'ann', forever => true)")
+	_, err := pool.Exec(t.Context(), "SELECT ratelimit.hold('no slots', 'ann', 'job', ttl => '1 minute')")
+	if e := harness.PgError(t, err); !strings.Contains(e.Detail, `"reason" : "plan"`) {
+		t.Errorf("blocked, and without slots: %s", e.Detail)
+	}
 }
 
 // TestSteeringRefusesWhatIsWrong: 22023 and a text that says what to do.
