@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3640d24bd1abdd095fd9bf460358ade80b1c6837b0e22653dfb0dd344e8b4d24"
+const Hash = "e982ef214253ec9c6e8171d237001a74c622b277673becfc50d925ae62e8361c"

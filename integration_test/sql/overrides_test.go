@@ -119,6 +119,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 		"'bucket', 'free', 10, '1 minute', capacity => 20":     "t Infinity",
 		"'own', 'free', 3, '1 hour'":                           "t 2",
 		"'own', 'blocked', 3, '1 hour'":                        "f 0",
+		"'own', 'blocked'":                                      "f 0",
 	} {
 		got := harness.Scan[string](t, pool, `SELECT concat_ws(' ', granted, floor(remaining), CASE WHEN NOT granted THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit.try(`+call+`)`)
 		if got != want {

@@ -147,7 +147,6 @@ BEGIN
         PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
         IF verb <> 'settle' THEN -- by numbers in force
             given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), max_reserved, start, shards, zone, anchor, NULL);
-            n := given;
             IF later OR ratelimit._check_given(name, key, given, coalesce(now, clock_timestamp())) THEN
                 n := ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), standing => standing, given => given);
             END IF;
