@@ -94,7 +94,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	pool := publishedPool(t)
 	harness.MustExec(t, pool, `
 		SELECT ratelimit.override('bucket', 'raised', rate => 100, forever => true), ratelimit.override('bucket', 'both', rate => 100, capacity => 100, forever => true),
-		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good', forever => true),
+		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good', forever => true), ratelimit.block('none', 'blocked', forever => true),
 		       ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('bucket', 'for good', capacity => 30, forever => true), ratelimit.override('calendar', every_key => true, rate => 2, forever => true);
 		SELECT ratelimit.override('varying', 'ann', rate => 5, capacity => 5, forever => true), ratelimit.block('varying', 'eve', forever => true), ratelimit.unlimited('varying month', 'ann', forever => true),
 		       ratelimit.override('varying', 'half', rate => 5, forever => true)`)
@@ -119,7 +119,8 @@ func TestByHandUnderOverrides(t *testing.T) {
 		"'bucket', 'free', 10, '1 minute', capacity => 20":     "t Infinity",
 		"'own', 'free', 3, '1 hour'":                           "t 2",
 		"'own', 'blocked', 3, '1 hour'":                        "f 0",
-		"'own', 'blocked'":                                      "f 0",
+		"'none', 'blocked', count => 0":                        "f 0",
+		"'own', 'blocked'":                                     "f 0",
 	} {
 		got := harness.Scan[string](t, pool, `SELECT concat_ws(' ', granted, floor(remaining), CASE WHEN NOT granted THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit.try(`+call+`)`)
 		if got != want {
