@@ -1402,7 +1402,7 @@ DECLARE
 BEGIN
     LOOP
         INSERT INTO ratelimit.overrides AS o (name, key, effect, until, reason, made_by)
-        VALUES (name, nullif(key, ''), effect, '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
+        VALUES (name, nullif(key, ''), effect, '-infinity', coalesce(reason, ''), coalesce(nullif(who, ''), SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
@@ -1429,7 +1429,7 @@ BEGIN
     deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
     IF deleted = 0 THEN
         PERFORM ratelimit._check_known(name COLLATE "C");
-    ELSIF coalesce(reason, who) IS NOT NULL THEN
+    ELSIF pg_catalog.concat(reason, who) <> '' THEN
         PERFORM ratelimit._note_reset(name, key, reason, who);
     END IF;
     RETURN deleted;
@@ -2796,12 +2796,12 @@ Errors:
 $text$;
 
 -- The list stays, as what was replaced: sweeps mind it.
-CREATE FUNCTION ratelimit.withdraw(program text) RETURNS bigint
+CREATE FUNCTION ratelimit.withdraw(program text) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    withdrawn bigint;
+    withdrawn integer;
 BEGIN
     SELECT count(DISTINCT d.name) FILTER (WHERE d.current OR d.alive_until > clock_timestamp()) INTO withdrawn
       FROM ratelimit.definitions AS d
@@ -3079,7 +3079,7 @@ BEGIN
       FROM (
         SELECT d.name, row_number() OVER (ORDER BY (
                 SELECT 2 * count(*) FILTER (WHERE strpos(lower(d.name), p.pair) > 0) FROM (
-                    SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(name) - 1, 1)) AS i
+                    SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(left(name, 255)) - 1, 1)) AS i
                 ) AS p
             ) - length(d.name)::bigint DESC, d.name) AS place
           FROM (SELECT DISTINCT f.name FROM ratelimit.definitions AS f
@@ -3096,7 +3096,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name)
-       AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name)
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.state <> 'released')
        AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: nobody knows it: no program has published it, and it has no row and no override', quote_nullable(left(name, 255))),
@@ -3171,7 +3171,7 @@ BEGIN
     END IF;
     LOOP
         INSERT INTO ratelimit.overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
-        VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
+        VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(nullif(who, ''), SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
@@ -3191,7 +3191,7 @@ $body$;
 
 CREATE FUNCTION ratelimit.override(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
-    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    until timestamptz DEFAULT NULL, reason text DEFAULT NULL, who text DEFAULT NULL, forever boolean DEFAULT false,
     global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
@@ -3211,7 +3211,7 @@ Arguments:
                 how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
   until         when it ends; required, unless forever is true
-  reason        why, for those who look later: at most 4096 bytes
+  reason        why, for those who look later: at most 4096 bytes; default NULL: it is not said
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
   forever       true: it has no end, and until must be NULL. Default false
   global        true: the limit has no keys, and key must be NULL. Default false. It is an error if the limit has rows, and all have keys: a
@@ -3226,7 +3226,7 @@ Errors:
 $text$;
 
 CREATE FUNCTION ratelimit.block(
-    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT NULL, who text DEFAULT NULL, forever boolean DEFAULT false,
     global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
@@ -3245,7 +3245,7 @@ were then. Other programs know of no block.
 $text$;
 
 CREATE FUNCTION ratelimit.unlimited(
-    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT NULL, who text DEFAULT NULL, forever boolean DEFAULT false,
     global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
@@ -3285,7 +3285,7 @@ BEGIN
         ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key = key COLLATE "C" AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at) END;
     UPDATE ratelimit.overrides AS o
-       SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
+       SET removed_at = at, removed_by = coalesce(nullif(who, ''), role), removed_as = role, changed_in = xid
      WHERE o.id = ANY (ids) AND ratelimit._lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('ratelimit.overrides', '');
@@ -3395,7 +3395,7 @@ BEGIN
         END IF;
         IF older.as_defined THEN -- lists that were replaced lately are there for 7 days
             older.capacity := greatest(older.capacity, (SELECT max(d.capacity) FROM ratelimit.definitions AS d
-                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND (d.current OR d.published_at > clock_timestamp() - fills)));
+                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND (d.current OR d.alive_until > clock_timestamp() OR d.published_at > clock_timestamp() - fills)));
         END IF;
         most := greatest(most, older.capacity);
         IF older.id = 0 OR older.made_at <= clock_timestamp() - fills OR older.added > '0' THEN -- of which all before were less
@@ -3559,7 +3559,7 @@ $body$;
 
 -- The request of ratelimit._prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
 CREATE FUNCTION ratelimit._prepare_slots(
-    verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz
+    verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz, later boolean
 ) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
@@ -3572,19 +3572,33 @@ DECLARE
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
             pg_catalog.format('now must be between the years 1000 and 9999, not %s', now)
     END) END;
+    q ratelimit._request;
 BEGIN
     IF wrong IS NULL AND effect = 'numbers' THEN
         PERFORM ratelimit._validate_slots(name, capacity);
-        IF verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
-            PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count));
-        END IF;
     END IF;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
-    RETURN ROW(name, coalesce(key, ''), CASE effect WHEN 'block' THEN 1 ELSE 0 END, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+    q := ROW(name, coalesce(key, ''), CASE effect WHEN 'block' THEN 1 ELSE 0 END, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
         until, NULL)::ratelimit._request;
+    IF verb = 'hold' AND NOT later THEN
+        PERFORM ratelimit._check_slots(q, 'count', coalesce(now, clock_timestamp()));
+    END IF;
+    RETURN q;
+END
+$body$;
+
+-- Refuses more slots than there are, now and once overrides have ended.
+CREATE FUNCTION ratelimit._check_slots(q ratelimit._request, what text, at timestamptz) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF q.effect = 'slots' AND q.count > -q.floor AND ratelimit._retry_at('hold', q, NULL, NULL, at) IS NULL THEN
+        PERFORM ratelimit._never(q.name, pg_catalog.format('%s must be at most %s, not %s: more can never be granted', what, -q.floor, q.count));
+    END IF;
 END
 $body$;
 
@@ -3698,7 +3712,7 @@ BEGIN
         END IF;
     END IF;
     IF kind = 'slots' THEN
-        RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
+        RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now, later);
     END IF;
     IF given.kind IS NULL THEN
         PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
@@ -3875,8 +3889,9 @@ BEGIN
             WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
                 ratelimit._when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
                     ratelimit._reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+            WHEN q.effect = 'slots' AND q.count > -q.floor THEN NULL
             WHEN q.effect = 'slots' AND value IS NOT NULL THEN
-                coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at) AS f), at)
+                coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at, q.count) AS f), at)
             WHEN q.effect = 'never' AND NOT anyhow OR ratelimit._refuses(q) THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
@@ -4708,6 +4723,12 @@ BEGIN
 END
 $body$;
 
+-- Whether a release's mark is for a hold of this token or, of an id without one, for its statement: one that is older. A mark of the future is of before
+-- the server's clock stepped back.
+CREATE FUNCTION ratelimit._barred(token uuid, own_token uuid, marked_at timestamptz) RETURNS boolean
+LANGUAGE sql VOLATILE
+RETURN coalesce(token = own_token, token IS NULL AND own_token IS NULL AND marked_at > statement_timestamp() AND marked_at <= clock_timestamp());
+
 -- What is known of an id over these limits: held, by somebody in time; settled, within a day; released: the token was; or taken: it may be. It is repeated if the call
 -- may be ('once', or 'endless': of holds without an end), and all of it is known. until: the latest end of the holds in time; infinity: one of them has none.
 CREATE FUNCTION ratelimit._known(
@@ -4727,7 +4748,7 @@ BEGIN
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
         CONTINUE WHEN rec.state IS NULL;
-        IF rec.state = 'released' AND coalesce(rec.token = own_token, own_token IS NULL AND rec.token IS NULL AND statement_timestamp() < rec.taken_at) THEN
+        IF rec.state = 'released' AND ratelimit._barred(rec.token, own_token, rec.taken_at) THEN
             rank := 1;
         ELSIF rec.state = 'held' AND rec.until > at THEN
             until := greatest(until, rec.until);
@@ -5274,7 +5295,8 @@ BEGIN
 END
 $body$;
 
--- Says that an id is held by somebody else, or settled. That is a conflict, and not a denial of the limit: to wait for room does not help.
+-- Says that an id is held by somebody else, or settled. That is a conflict, and not a denial of the limit: to wait for room does not help. Or that it was
+-- released after the statement had begun.
 CREATE FUNCTION ratelimit._id_taken(name text, state text, until timestamptz, at timestamptz) RETURNS void
 LANGUAGE plpgsql
 AS $body$
@@ -5282,6 +5304,9 @@ AS $body$
 DECLARE
     said text[] := ratelimit._denied(ARRAY[name], name, NULL, CASE WHEN state = 'held' THEN nullif(until, 'infinity') END, NULL, at, state);
 BEGIN
+    IF state = 'released' THEN
+        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
+    END IF;
     RAISE SQLSTATE 'PT409' USING DETAIL = said[2], HINT = said[3],
         MESSAGE = pg_catalog.format('rate limit %L: %s', name, CASE state WHEN 'held' THEN 'an id is held already' ELSE 'an id is settled: its work was done within a day' END);
 END
@@ -5335,13 +5360,11 @@ BEGIN
         ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards], ARRAY[q.count], ARRAY[q.floor - ratelimit._tolerance(q.capacity, q.floor)], ARRAY[a], ARRAY[b], now,
         q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
     at := h.at;
-    IF h.state IN ('held', 'settled') THEN
+    IF h.state IN ('held', 'settled', 'released') THEN
         PERFORM ratelimit._id_taken(name, h.state, h.until, at);
-    ELSIF h.state = 'released' THEN
-        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
         IF unit = 'slots' THEN
-            SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
+            SELECT least(h.value[1], '0') - q.floor AS remaining, nullif(ratelimit._retry_at('hold', q, h.value, h.ts, at), 'infinity') AS retry_at, NULL::timestamptz AS reset_at INTO said;
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
@@ -5455,7 +5478,7 @@ DECLARE
     r      record;
     wrong  text;
     own    uuid;
-    forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
+    forced CONSTANT boolean := pg_catalog.concat(reason, who) <> '';
     rec    record;
     s      ratelimit._settled;
     n      integer;
@@ -5679,11 +5702,11 @@ BEGIN
         PERFORM ratelimit._reclaim(name, own, 0, '1 second', 0, NULL, NULL, NULL);
         SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
-            SELECT h.id, h.state, h.until FROM ratelimit.holds AS h
+            SELECT h.id, h.state, h.until, h.token, h.taken_at FROM ratelimit.holds AS h
              WHERE h.name = name AND h.key = own AND h.id = ANY (met)
         LOOP
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
-            IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN
+            IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at OR rec.state = 'released' AND ratelimit._barred(rec.token, NULL, rec.taken_at) THEN
                 PERFORM ratelimit._id_taken(name, rec.state, greatest(rec.until, at + interval '1 second'), at);
             END IF;
             UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
@@ -5692,10 +5715,9 @@ BEGIN
         END LOOP;
     END IF;
     IF n > 0 AND v - n::double precision < q.floor THEN
-        IF n::double precision > -q.floor AND q.until IS NULL THEN
-            PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
-        END IF;
-        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at, 'quota');
+        q.count := n;
+        PERFORM ratelimit._check_slots(q, 'ids', at);
+        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, nullif(ratelimit._retry_at('hold', q, '{}', '{}', at), 'infinity'), NULL, at, 'quota');
         RETURN;
     END IF;
     UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
@@ -6107,9 +6129,9 @@ END
 $body$;
 
 -- The slots of a key, if there are so many: those in use, without those whose holds have expired; those that are free, below zero if fewer are
--- granted than are in use; and, if none is free, when one is at the latest, if nobody extends. infinity: no expiry frees one.
+-- granted than are in use; and, if fewer than count are free, when so many are at the latest, if nobody extends. infinity: no expiry frees them.
 CREATE FUNCTION ratelimit._free_slots(
-    name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
+    name text, key text, capacity double precision, at timestamptz, count double precision, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
 )
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -6120,8 +6142,8 @@ BEGIN
     SELECT l.value INTO value FROM ratelimit._lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
     used := '0' - least(coalesce(value[1], '0'), '0');
     free := capacity - used;
-    retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
-        ratelimit._free_at(name, key, 1, -capacity, at) END, 'infinity') END;
+    retry_at := CASE WHEN free < count THEN coalesce(CASE WHEN capacity >= count THEN
+        ratelimit._free_at(name, key, count, -capacity, at) END, 'infinity') END;
 END
 $body$;
 
@@ -6168,7 +6190,7 @@ BEGIN
         END IF;
     END IF;
     IF n.kind = 'slots' THEN
-        SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
+        SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at, 1) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
         IF lapses <= at THEN
             SELECT l.value, l.ts INTO value, ts FROM ratelimit._lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
@@ -6653,7 +6675,7 @@ BEGIN
     SELECT s.deleted, s.next INTO deleted, next FROM ratelimit._sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
     SELECT name AS next_name, first AS next_key, ''::text AS next_id INTO h;
     LOOP -- the holds of these keys
-        SELECT s.* INTO h FROM ratelimit._sweep_holds(h.next_name COLLATE "C", h.next_key COLLATE "C", h.next_id COLLATE "C", NULL) AS s;
+        SELECT s.* INTO h FROM ratelimit._sweep_holds(h.next_name COLLATE "C", h.next_key COLLATE "C", h.next_id COLLATE "C", NULL, name COLLATE "C") AS s;
         EXIT WHEN (h.next_name = name COLLATE "C" AND (next IS NULL OR h.next_key < next COLLATE "C")) IS NOT TRUE;
         IF h.deleted + h.ended > 0 THEN -- what it has locked goes first
             next := h.next_key;
@@ -6742,9 +6764,9 @@ $body$;
 
 -- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
 -- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
--- next_name is NULL after the last batch. Commit after each: it holds the locks until then. Each also deletes overrides that are over since a year.
+-- only_name: of this limit alone. next_name is NULL after the last batch. Commit after each: it holds the locks until then. Each also deletes overrides that are over since a year.
 CREATE FUNCTION ratelimit._sweep_holds(
-    after_name text, after_key text, after_id text, now timestamptz,
+    after_name text, after_key text, after_id text, now timestamptz, only_name text DEFAULT NULL,
     OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
@@ -6781,6 +6803,7 @@ BEGIN
          ORDER BY h.name, h.key, h.id
          LIMIT 1000
     LOOP
+        EXIT WHEN rec.name <> only_name;
         seen := seen + 1;
         IF rec.expired AND (rec.name IS DISTINCT FROM due[pg_catalog.cardinality(due) - 1] OR rec.key IS DISTINCT FROM due[pg_catalog.cardinality(due)]) THEN
             due := pg_catalog.array_cat(due, ARRAY[rec.name::text, rec.key::text]);
@@ -7018,40 +7041,50 @@ Errors:
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
 
-CREATE FUNCTION ratelimit.denials(name text, since timestamptz DEFAULT NULL)
-RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
+CREATE FUNCTION ratelimit.denials(
+    INOUT name text DEFAULT NULL, since timestamptz DEFAULT NULL,
+    OUT key text, OUT denied bigint, OUT asked double precision, OUT last_denied timestamptz
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    first timestamptz := coalesce(since, clock_timestamp() - interval '1 hour') - interval '1 hour';
+    only_name CONSTANT text COLLATE "C" := name;
+    first     CONSTANT timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 hour';
 BEGIN
     RETURN QUERY
-        SELECT k.key, k.denied, k.asked, k.last_denied
+        SELECT k.*
           FROM (
-            SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
+            SELECT r.name::text, r.key::text, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
               FROM ratelimit.denials AS r
-             WHERE r.name = name COLLATE "C" AND r.hour > first
-             GROUP BY r.key
+             WHERE (only_name IS NULL OR r.name = only_name) AND r.hour > first
+             GROUP BY r.name, r.key
           ) AS k
-         ORDER BY k.denied DESC, k.last_denied DESC, k.key;
+         ORDER BY k.denied DESC, k.last_denied DESC, k.name, k.key;
+    IF NOT FOUND AND only_name IS NOT NULL AND NOT EXISTS (SELECT 1 FROM ratelimit.denials AS r WHERE r.name = only_name) THEN
+        PERFORM ratelimit._check_known(only_name);
+    END IF;
 END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.denials(text, timestamptz) IS $text$
-The most denied keys of a rate limit, worst first, as the programs' usage.Recorder has counted them.
+The most denied keys, worst first, as the programs' usage.Recorder has counted them.
 
     SELECT * FROM ratelimit.denials('sendMessage', since => now() - interval '3 hours') LIMIT 20
 
 Arguments:
-  name         the limit
+  name         the limit; default NULL: all limits
   since        the first instant; default NULL: an hour ago. The hour that it lies in is included as a whole; hours begin in UTC
 
-Result, one row for each key:
+Result, one row for each limit and key:
+  name         the limit
   key          the key as it is stored, or its hash if the recorder hashes keys; '' for a limit without keys
-  denied       how many requests were denied, at least: of each hour, the 100 most denied keys are kept
+  denied       how many requests were denied, at least: of each limit and hour, the 100 most denied keys are kept
   asked        how many tokens they asked for
   last_denied  the instant of the last denial that was counted
+
+Errors:
+  22023        programs publish limits, and nobody knows this one
 
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
@@ -7173,7 +7206,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_as_known,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_database,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_id_taken,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_refuses,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_as_known,_ask,_available,_back,_bar,_barred,_by_hand,_capacity,_check_definition,_check_given,_check_keyless,_check_known,_check_slots,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_database,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_id_taken,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_lock,_longest,_many,_may,_micros,_move,_nearest,_never,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reason,_reclaim,_record_usage,_recount,_refund,_refuses,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_spelled,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -7195,7 +7228,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_database,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_refuses,_never,_prepare_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_as_known,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_id_taken,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_database,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_spelled,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_check_known,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_refuses,_never,_prepare_slots,_check_slots,_check_given,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_reason,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_barred,_known,_bar,_claim,_free_at,_as_known,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_id_taken,_hold_by_hand,_published,hold,_release_by_hand,release,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -7232,12 +7265,12 @@ $$;
 DROP FUNCTION ratelimit.schema();
 DROP FUNCTION ratelimit.grant(role name, work text);
 DROP FUNCTION ratelimit.refuse();
-DROP FUNCTION ratelimit.denials(name text, since timestamptz);
+DROP FUNCTION ratelimit.denials(INOUT name text, since timestamptz);
 DROP FUNCTION ratelimit.usage(INOUT name text, since timestamptz);
 DROP FUNCTION ratelimit._record_usage(names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[], tokens double precision[], refunded double precision[], waited double precision[], denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[], keep interval);
 DROP TABLE ratelimit.denials;
 DROP TABLE ratelimit.usage;
-DROP FUNCTION ratelimit._sweep_holds(after_name text, after_key text, after_id text, now timestamptz);
+DROP FUNCTION ratelimit._sweep_holds(after_name text, after_key text, after_id text, now timestamptz, only_name text);
 DROP FUNCTION ratelimit._sweep_key(name text, key text, now timestamptz);
 DROP FUNCTION ratelimit.sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval);
 DROP FUNCTION ratelimit._sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval, now timestamptz);
@@ -7250,7 +7283,7 @@ DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, 
 DROP FUNCTION ratelimit._keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION ratelimit._states(name text, keys text[], at timestamptz, given ratelimit._terms, alone boolean, whole boolean);
 DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz, given ratelimit._terms, windows timestamptz[], beside ratelimit._terms, whole boolean);
-DROP FUNCTION ratelimit._free_slots(name text, key text, capacity double precision, at timestamptz);
+DROP FUNCTION ratelimit._free_slots(name text, key text, capacity double precision, at timestamptz, count double precision);
 DROP FUNCTION ratelimit._rows(name text, keys text[]);
 DROP FUNCTION ratelimit._stored_keys(name text, first text, below text, most integer);
 DROP FUNCTION ratelimit._stored_names(most integer);
@@ -7285,6 +7318,7 @@ DROP FUNCTION ratelimit._free_at(name text, key text, count double precision, fl
 DROP FUNCTION ratelimit._claim(own text, own_token uuid, units text[], names text[], keys text[], starts timestamptz[], shards integer[], counts double precision[], d ratelimit._decisions, at timestamptz, INOUT until timestamptz);
 DROP FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
 DROP FUNCTION ratelimit._known(own text, own_token uuid, repeats text, names text[], keys text[], at timestamptz);
+DROP FUNCTION ratelimit._barred(token uuid, own_token uuid, marked_at timestamptz);
 DROP FUNCTION ratelimit._reclaim(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, now timestamptz, windows timestamptz[], most integer, upto timestamptz);
 DROP FUNCTION ratelimit._ends();
 DROP FUNCTION ratelimit._may(privilege text);
@@ -7312,7 +7346,8 @@ DROP FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean
 DROP FUNCTION ratelimit._ask(name text, key text, n ratelimit._terms, at timestamptz, given ratelimit._terms, windows timestamptz[]);
 DROP FUNCTION ratelimit._prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
 DROP FUNCTION ratelimit._check_given(name text, key text, g ratelimit._terms, now timestamptz);
-DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
+DROP FUNCTION ratelimit._check_slots(q ratelimit._request, what text, at timestamptz);
+DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz, later boolean);
 DROP FUNCTION ratelimit._never(name text, wrong text);
 DROP FUNCTION ratelimit._refuses(q ratelimit._request);
 DROP TYPE ratelimit._request;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "e982ef214253ec9c6e8171d237001a74c622b277673becfc50d925ae62e8361c"
+const Hash = "f92a4e5969d78fb2c4ff2263d11636cf3b648e9df5be92d276d9aaa3feca826b"

@@ -149,7 +149,7 @@ func (d *demand) validate(does *rules) error {
 	}
 	if capacity-d.count < d.lowest() {
 		hint := ""
-		if capacity == d.limit.numbers.Rate && capacity < 1 {
+		if !d.limit.slots && capacity == d.limit.numbers.Rate && capacity < 1 {
 			hint = " (the capacity is the rate, unless Capacity is given)"
 		}
 		return fmt.Errorf("%w: limit %q: %s tokens can never be granted, since at most %s can be had at once%s",

@@ -146,12 +146,20 @@ func (c *call) status(s *Status, i int, a *answer, w deniedReservation) (at, res
 func (c *call) slotsStatus(s *Status, d *demand, rows []algebra.Row, a *answer, i int) (at, reset algebra.Micros) {
 	s.Remaining = d.limit.numbers.Capacity + d.numbers.Total(rows, a.at)
 	s.OK = a.granted || !d.tooMuch && s.Remaining >= d.count
-	if at = a.at; !s.OK {
-		at = algebra.Forever
-		if i < len(a.held.freeAt) {
-			at = a.held.freeAt[i]
-		}
+	if s.OK {
+		return a.at, algebra.Min
 	}
+	freeAt := algebra.Forever
+	if i < len(a.held.freeAt) {
+		freeAt = a.held.freeAt[i]
+	}
+	used := -d.numbers.Total(rows, a.at)
+	at = when(a.at, [][]span{c.spans(c.does, d)}, func(present []*demand, from, _ algebra.Micros) algebra.Micros {
+		if from > a.at && (len(present) == 0 || used+d.count <= present[0].limit.numbers.Capacity) { // an override has ended
+			return from
+		}
+		return max(from, freeAt) // by the slots there are now: the server says no more
+	})
 	return at, algebra.Min
 }
 

@@ -257,6 +257,31 @@ func TestHoldByHandOfTokens(t *testing.T) {
 	if d := denies(t, pool, "rate limit exceeded: budget", "SELECT token FROM ratelimit.hold('budget', 'small', 'a', 50, forever => true)"); d.RetryAt == nil {
 		t.Errorf("%+v", d)
 	}
+	// So of slots: an override that ends makes room for the definition.
+	harness.MustExec(t, pool, "SELECT ratelimit.override('projects', 'small', capacity => 5, forever => true), ratelimit.override('projects', 'small', capacity => 1, until => now() + interval '1 hour'), ratelimit.hold('projects', 'small', 'long', forever => true)")
+	small := projectsByHand.Key("small")
+	harness.Eventually(t, "the Limiter follows", func() bool {
+		b, err := h.limits.Balance(t.Context(), pool, small)
+		return err == nil && b[0].Capacity == 1
+	})
+	for count, call := range map[int]string{1: "hold('projects', 'small', 'a', forever => true)", 4: "hold('projects', 'small', 'a', 4, ttl => '2 hours')", 3: "hold_many('projects', 'small', '{a,b,c}')"} {
+		d := denies(t, pool, "rate limit exceeded: projects", "SELECT (ratelimit."+call+")::text")
+		if d.RetryAt == nil || *d.RetryAfter > 3600 || *d.RetryAfter < 3500 || *d.Remaining != 0 {
+			t.Errorf("%s: %+v", call, d)
+		}
+		_, err := h.limits.Hold(t.Context(), pool, "a", time.Hour, small.Count(float64(count)))
+		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !denied.RetryAt.Equal(*d.RetryAt) {
+			t.Errorf("%d: %v, want RetryAt %v", count, err, *d.RetryAt)
+		}
+	}
+	for _, call := range []string{"hold('projects', 'small', 'a', 6, ttl => '2 hours')", "hold_many('projects', 'small', '{a,b,c,d,e,f}')"} {
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit."+call); harness.SQLState(err) != "22023" || !strings.Contains(err.Error(), "must be at most 1, not 6: more can never be granted") {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if _, err := h.limits.Hold(t.Context(), pool, "a", time.Hour, small.Count(6)); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+		t.Error(err)
+	}
 	// Limits without keys.
 	token := harness.Scan[string](t, pool, "SELECT token FROM ratelimit.hold('budget', id => 'job', count => 60, ttl => '1 hour', global => true)")
 	if got := harness.Lines(t, pool, "SELECT key, id, count, unit FROM ratelimit.holds('budget', global => true)"); got != "(\"\",job,60,tokens)" {
@@ -276,8 +301,10 @@ func TestAnOperatorReleasesAHold(t *testing.T) {
 	pool, h := holdingByHand(t)
 	acme := rendersByHand.Key("acme")
 	held := h.holds("job 1", time.Hour, acme)
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release('renders', 'acme', 'job 1')"); harness.SQLState(err) != "22023" || !strings.Contains(err.Error(), "this hold has an end: pass its token instead of its id") {
-		t.Error(err)
+	for _, who := range []string{"", ", reason => '', who => ''"} {
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release('renders', 'acme', 'job 1'"+who+")"); harness.SQLState(err) != "22023" || !strings.Contains(err.Error(), "this hold has an end: pass its token instead of its id") {
+			t.Error(err)
+		}
 	}
 	h.has(acme, 1)
 	h.holds("job 0", time.Hour, acme) // one that has ended is none, whether a sweep has come or not
@@ -433,9 +460,12 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	harness.MustExec(t, pool, `INSERT INTO ratelimit.holds (name, key, id, state, unit, count, taken_at, rest, part, until)
 		SELECT 'renders', 'a', 'over ' || i, 'settled', 'slots', 1, now() - interval '2 days', 0, 1, now() - interval '1 day' FROM generate_series(1, 2100) AS i`)
 	sweeps := 0
-	for _, name := range []string{"renders", "budget"} {
+	for i, name := range []string{"budget", "renders"} {
 		for next := new(string); next != nil; sweeps++ {
 			next = harness.Scan[*string](t, pool, "SELECT next FROM ratelimit.sweep($1, first => $2)", name, *next)
+		}
+		if got := harness.Scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds WHERE state = 'lapsed'"); got != i+1 {
+			t.Errorf("the sweep of %s: %d holds lapsed, want %d: its own", name, got, i+1)
 		}
 	}
 	if sweeps < 4 {

@@ -200,11 +200,11 @@ var holdMutations = []mutation{
 		tests: "TestAnEndWaitsForItsHold|TestHoldsSnapshotBeforeTheHold",
 	}, {
 		name: "end-mark-bars", file: holds, what: "a mark bars other tokens, so the id is not free",
-		old: "        IF rec.state = 'released' AND coalesce(rec.token = own_token, ", new: "        IF rec.state = 'released' AND coalesce(rec.token IS NOT NULL, ",
+		old: "RETURN coalesce(token = own_token, ", new: "RETURN coalesce(token IS NOT NULL, ",
 		tests: "TestAnEndWaitsForItsHold",
 	}, {
 		name: "end-mark-endless", file: holds, what: "the mark of an id without an end bars the next hold of it",
-		old: "AND statement_timestamp() < rec.taken_at) THEN", new: ") THEN",
+		old: " AND marked_at > statement_timestamp() AND", new: " AND",
 		tests: "TestAnEndWaitsForItsHold",
 	}, {
 		name: "end-by-hand", file: byHand, what: "a release by SQL waits for no hold",
@@ -370,7 +370,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldByHand",
 	}, {
 		name: "hold-by-hand-slots-retry", file: byHand, what: "nobody says when slots are free",
-		old: "h.free_at[1] AS retry_at", new: "NULL::timestamptz AS retry_at",
+		old: "nullif(ratelimit._retry_at('hold', q, h.value, h.ts, at), 'infinity') AS retry_at", new: "NULL::timestamptz AS retry_at",
 		tests: "TestHoldByHand",
 	}, {
 		name: "release-by-hand-late", file: byHand, what: "whoever knows the id of work that is late keeps what it has used from being charged",

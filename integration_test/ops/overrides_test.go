@@ -520,11 +520,12 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		harness.Succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", append(deployed,
 			ratelimit.FixedWindow("fixed", 10, day), ratelimit.FixedWindow("varying", 10, day, ratelimit.Varies(3*day)))...))
 	}
-	publish(ratelimit.FixedWindow("lowered", 28, day))
+	publish(ratelimit.FixedWindow("lowered", 28, day), ratelimit.FixedWindow("alive", 25, day))
 	harness.MustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '4 days', first_at = now() - interval '4 days'")
 	publish(ratelimit.FixedWindow("lowered", 25, day))
 	harness.MustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '4 days' WHERE NOT current")
-	publish(ratelimit.FixedWindow("lowered", 10, day))
+	publish(ratelimit.FixedWindow("lowered", 10, day), ratelimit.FixedWindow("alive", 10, day))
+	harness.MustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '4 days', alive_until = now() + interval '3 minutes' WHERE NOT current AND name = 'alive'")
 	var adding sync.WaitGroup // each waits for two seconds
 	for i, test := range []struct {
 		limit, before, now string // arguments of ratelimit.override; before is empty: there is none
@@ -558,6 +559,7 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		{"lowered", "", "capacity => 30", "NULL", 5, ""}, // to 10, from 25 of which the key may have used all
 		{"lowered", "capacity => 1", "capacity => 30", "NULL", 5, ""},
 		{"lowered", "", "capacity => 30", "10", 20, ""},
+		{"alive", "", "capacity => 30", "NULL", 5, ""},                    // a program still has 25
 		{"lowered", "max_reserved => 5", "capacity => 30", "NULL", 5, ""}, // made long ago
 	} {
 		key := fmt.Sprintf("key %d", i)

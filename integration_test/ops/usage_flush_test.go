@@ -510,7 +510,7 @@ func TestUsageNeedsTheDocumentedGrants(t *testing.T) {
 	}
 	var key string
 	var asked float64
-	if err := reader.QueryRow(t.Context(), harness.DocSQL(t, "docs/operations.md", "ratelimit.denials('sendMessage'")).Scan(&key, &denials, &asked, &last); err != nil ||
+	if err := reader.QueryRow(t.Context(), harness.DocSQL(t, "docs/operations.md", "ratelimit.denials('sendMessage'")).Scan(&name, &key, &denials, &asked, &last); err != nil ||
 		key != "ann" || denials != 3 || asked != 3 || time.Since(last).Abs() > time.Hour {
 		t.Errorf("%s, %d, %v, %v, %v", key, denials, asked, last, err)
 	}
@@ -551,6 +551,9 @@ func TestUsageIsReadByIndex(t *testing.T) {
 	}
 	if want := []string{"key 50|100|200|t", "key 49|98|196|t"}; err != nil || !slices.Equal(keys, want) {
 		t.Errorf("%q, %v, want %q", keys, err, want)
+	}
+	if got := harness.Lines(t, pool, "SELECT count(DISTINCT name) > 1, max(denied) = max(denied) FILTER (WHERE place = 1) FROM ratelimit.denials(since => '2000-01-01') WITH ORDINALITY AS d (name, key, denied, asked, last_denied, place)"); got != "(t,t)" {
+		t.Errorf("the denials of all limits: %s", got)
 	}
 	for sql, index := range map[string]string{
 		`SELECT count(*) FROM ratelimit.usage('limit 7', '2026-07-01 20:00Z')`: "ratelimit.usage_pkey",

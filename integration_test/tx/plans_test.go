@@ -101,7 +101,7 @@ var grownReads = []struct {
 	{"SELECT ratelimit.usage()", "", 7000},
 	{"SELECT ratelimit.holds('own', '5')", "", few},
 	{"SELECT ratelimit.holds('slots', global => true)", "", 15000}, // two pages or three for each that is held, with dead ones, and none that is settled
-	{"SELECT ratelimit._free_slots('forever', '', 5000, now())", "", few},
+	{"SELECT ratelimit._free_slots('forever', '', 5000, now(), 1)", "", few},
 	{"SELECT ratelimit._in_force('l', '{5,6,NULL}', now())", "", few},
 	{"SELECT ratelimit._in_force('l', NULL, now(), 100)", "", 1500},
 	{"SELECT ratelimit._in_force('m', NULL, now(), 100)", "", few},

@@ -427,11 +427,11 @@ Errors:
 $text$;
 
 -- The list stays, as what was replaced: sweeps mind it.
-CREATE OR REPLACE FUNCTION ratelimit.withdraw(program text) RETURNS bigint
+CREATE OR REPLACE FUNCTION ratelimit.withdraw(program text) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 DECLARE
-    withdrawn bigint;
+    withdrawn integer;
 BEGIN
     SELECT count(DISTINCT d.name) FILTER (WHERE d.current OR d.alive_until > clock_timestamp()) INTO withdrawn
       FROM ratelimit.definitions AS d

@@ -166,6 +166,12 @@ BEGIN
 END
 $body$;
 
+-- Whether a release's mark is for a hold of this token or, of an id without one, for its statement: one that is older. A mark of the future is of before
+-- the server's clock stepped back.
+CREATE OR REPLACE FUNCTION ratelimit._barred(token uuid, own_token uuid, marked_at timestamptz) RETURNS boolean
+LANGUAGE sql VOLATILE
+RETURN coalesce(token = own_token, token IS NULL AND own_token IS NULL AND marked_at > statement_timestamp() AND marked_at <= clock_timestamp());
+
 -- What is known of an id over these limits: held, by somebody in time; settled, within a day; released: the token was; or taken: it may be. It is repeated if the call
 -- may be ('once', or 'endless': of holds without an end), and all of it is known. until: the latest end of the holds in time; infinity: one of them has none.
 CREATE OR REPLACE FUNCTION ratelimit._known(
@@ -184,7 +190,7 @@ BEGIN
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
         CONTINUE WHEN rec.state IS NULL;
-        IF rec.state = 'released' AND coalesce(rec.token = own_token, own_token IS NULL AND rec.token IS NULL AND statement_timestamp() < rec.taken_at) THEN
+        IF rec.state = 'released' AND ratelimit._barred(rec.token, own_token, rec.taken_at) THEN
             rank := 1;
         ELSIF rec.state = 'held' AND rec.until > at THEN
             until := greatest(until, rec.until);

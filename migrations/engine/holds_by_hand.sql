@@ -24,13 +24,17 @@ BEGIN
 END
 $body$;
 
--- Says that an id is held by somebody else, or settled. That is a conflict, and not a denial of the limit: to wait for room does not help.
+-- Says that an id is held by somebody else, or settled. That is a conflict, and not a denial of the limit: to wait for room does not help. Or that it was
+-- released after the statement had begun.
 CREATE OR REPLACE FUNCTION ratelimit._id_taken(name text, state text, until timestamptz, at timestamptz) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 DECLARE
     said text[] := ratelimit._denied(ARRAY[name], name, NULL, CASE WHEN state = 'held' THEN nullif(until, 'infinity') END, NULL, at, state);
 BEGIN
+    IF state = 'released' THEN
+        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
+    END IF;
     RAISE SQLSTATE 'PT409' USING DETAIL = said[2], HINT = said[3],
         MESSAGE = pg_catalog.format('rate limit %L: %s', name, CASE state WHEN 'held' THEN 'an id is held already' ELSE 'an id is settled: its work was done within a day' END);
 END
@@ -83,13 +87,11 @@ BEGIN
         ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards], ARRAY[q.count], ARRAY[q.floor - ratelimit._tolerance(q.capacity, q.floor)], ARRAY[a], ARRAY[b], now,
         q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
     at := h.at;
-    IF h.state IN ('held', 'settled') THEN
+    IF h.state IN ('held', 'settled', 'released') THEN
         PERFORM ratelimit._id_taken(name, h.state, h.until, at);
-    ELSIF h.state = 'released' THEN
-        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
         IF unit = 'slots' THEN
-            SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
+            SELECT least(h.value[1], '0') - q.floor AS remaining, nullif(ratelimit._retry_at('hold', q, h.value, h.ts, at), 'infinity') AS retry_at, NULL::timestamptz AS reset_at INTO said;
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
@@ -200,7 +202,7 @@ DECLARE
     r      record;
     wrong  text;
     own    uuid;
-    forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
+    forced CONSTANT boolean := pg_catalog.concat(reason, who) <> '';
     rec    record;
     s      ratelimit._settled;
     n      integer;
@@ -420,11 +422,11 @@ BEGIN
         PERFORM ratelimit._reclaim(name, own, 0, '1 second', 0, NULL, NULL, NULL);
         SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
-            SELECT h.id, h.state, h.until FROM ratelimit.holds AS h
+            SELECT h.id, h.state, h.until, h.token, h.taken_at FROM ratelimit.holds AS h
              WHERE h.name = name AND h.key = own AND h.id = ANY (met)
         LOOP
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
-            IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN
+            IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at OR rec.state = 'released' AND ratelimit._barred(rec.token, NULL, rec.taken_at) THEN
                 PERFORM ratelimit._id_taken(name, rec.state, greatest(rec.until, at + interval '1 second'), at);
             END IF;
             UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
@@ -433,10 +435,9 @@ BEGIN
         END LOOP;
     END IF;
     IF n > 0 AND v - n::double precision < q.floor THEN
-        IF n::double precision > -q.floor AND q.until IS NULL THEN
-            PERFORM ratelimit._never(name, pg_catalog.format('ids must be at most %s, not %s: more can never be granted', -q.floor, n));
-        END IF;
-        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at, 'quota');
+        q.count := n;
+        PERFORM ratelimit._check_slots(q, 'ids', at);
+        denial := ratelimit._denied(ARRAY[name], name, v - q.floor, nullif(ratelimit._retry_at('hold', q, '{}', '{}', at), 'infinity'), NULL, at, 'quota');
         RETURN;
     END IF;
     UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;

@@ -54,9 +54,9 @@ END
 $body$;
 
 -- The slots of a key, if there are so many: those in use, without those whose holds have expired; those that are free, below zero if fewer are
--- granted than are in use; and, if none is free, when one is at the latest, if nobody extends. infinity: no expiry frees one.
+-- granted than are in use; and, if fewer than count are free, when so many are at the latest, if nobody extends. infinity: no expiry frees them.
 CREATE OR REPLACE FUNCTION ratelimit._free_slots(
-    name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
+    name text, key text, capacity double precision, at timestamptz, count double precision, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
 )
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -66,8 +66,8 @@ BEGIN
     SELECT l.value INTO value FROM ratelimit._lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
     used := '0' - least(coalesce(value[1], '0'), '0');
     free := capacity - used;
-    retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
-        ratelimit._free_at(name, key, 1, -capacity, at) END, 'infinity') END;
+    retry_at := CASE WHEN free < count THEN coalesce(CASE WHEN capacity >= count THEN
+        ratelimit._free_at(name, key, count, -capacity, at) END, 'infinity') END;
 END
 $body$;
 
@@ -113,7 +113,7 @@ BEGIN
         END IF;
     END IF;
     IF n.kind = 'slots' THEN
-        SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
+        SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at, 1) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
         IF lapses <= at THEN
             SELECT l.value, l.ts INTO value, ts FROM ratelimit._lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;

@@ -217,7 +217,7 @@ BEGIN
       FROM (
         SELECT d.name, row_number() OVER (ORDER BY (
                 SELECT 2 * count(*) FILTER (WHERE strpos(lower(d.name), p.pair) > 0) FROM (
-                    SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(name) - 1, 1)) AS i
+                    SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(left(name, 255)) - 1, 1)) AS i
                 ) AS p
             ) - length(d.name)::bigint DESC, d.name) AS place
           FROM (SELECT DISTINCT f.name FROM ratelimit.definitions AS f
@@ -233,7 +233,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off
 AS $body$
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name)
-       AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name)
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = name) AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.state <> 'released')
        AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: nobody knows it: no program has published it, and it has no row and no override', quote_nullable(left(name, 255))),
@@ -306,7 +306,7 @@ BEGIN
     END IF;
     LOOP
         INSERT INTO ratelimit.overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
-        VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
+        VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(nullif(who, ''), SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
@@ -326,7 +326,7 @@ $body$;
 
 CREATE OR REPLACE FUNCTION ratelimit.override(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
-    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    until timestamptz DEFAULT NULL, reason text DEFAULT NULL, who text DEFAULT NULL, forever boolean DEFAULT false,
     global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
@@ -346,7 +346,7 @@ Arguments:
                 how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
   until         when it ends; required, unless forever is true
-  reason        why, for those who look later: at most 4096 bytes
+  reason        why, for those who look later: at most 4096 bytes; default NULL: it is not said
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
   forever       true: it has no end, and until must be NULL. Default false
   global        true: the limit has no keys, and key must be NULL. Default false. It is an error if the limit has rows, and all have keys: a
@@ -361,7 +361,7 @@ Errors:
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.block(
-    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT NULL, who text DEFAULT NULL, forever boolean DEFAULT false,
     global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
@@ -380,7 +380,7 @@ were then. Other programs know of no block.
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.unlimited(
-    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT NULL, who text DEFAULT NULL, forever boolean DEFAULT false,
     global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
@@ -419,7 +419,7 @@ BEGIN
         ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key = key COLLATE "C" AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at) END;
     UPDATE ratelimit.overrides AS o
-       SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
+       SET removed_at = at, removed_by = coalesce(nullif(who, ''), role), removed_as = role, changed_in = xid
      WHERE o.id = ANY (ids) AND ratelimit._lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('ratelimit.overrides', '');
@@ -528,7 +528,7 @@ BEGIN
         END IF;
         IF older.as_defined THEN -- lists that were replaced lately are there for 7 days
             older.capacity := greatest(older.capacity, (SELECT max(d.capacity) FROM ratelimit.definitions AS d
-                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND (d.current OR d.published_at > clock_timestamp() - fills)));
+                 WHERE d.name = o.name AND d.kind <> 'slots' AND d.varies IS NULL AND (d.current OR d.alive_until > clock_timestamp() OR d.published_at > clock_timestamp() - fills)));
         END IF;
         most := greatest(most, older.capacity);
         IF older.id = 0 OR older.made_at <= clock_timestamp() - fills OR older.added > '0' THEN -- of which all before were less

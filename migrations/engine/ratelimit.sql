@@ -38,7 +38,7 @@ $body$;
 
 -- The request of ratelimit._prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
 CREATE OR REPLACE FUNCTION ratelimit._prepare_slots(
-    verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz
+    verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz, later boolean
 ) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
@@ -50,19 +50,32 @@ DECLARE
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
             pg_catalog.format('now must be between the years 1000 and 9999, not %s', now)
     END) END;
+    q ratelimit._request;
 BEGIN
     IF wrong IS NULL AND effect = 'numbers' THEN
         PERFORM ratelimit._validate_slots(name, capacity);
-        IF verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
-            PERFORM ratelimit._never(name, pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count));
-        END IF;
     END IF;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
-    RETURN ROW(name, coalesce(key, ''), CASE effect WHEN 'block' THEN 1 ELSE 0 END, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+    q := ROW(name, coalesce(key, ''), CASE effect WHEN 'block' THEN 1 ELSE 0 END, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
         until, NULL)::ratelimit._request;
+    IF verb = 'hold' AND NOT later THEN
+        PERFORM ratelimit._check_slots(q, 'count', coalesce(now, clock_timestamp()));
+    END IF;
+    RETURN q;
+END
+$body$;
+
+-- Refuses more slots than there are, now and once overrides have ended.
+CREATE OR REPLACE FUNCTION ratelimit._check_slots(q ratelimit._request, what text, at timestamptz) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    IF q.effect = 'slots' AND q.count > -q.floor AND ratelimit._retry_at('hold', q, NULL, NULL, at) IS NULL THEN
+        PERFORM ratelimit._never(q.name, pg_catalog.format('%s must be at most %s, not %s: more can never be granted', what, -q.floor, q.count));
+    END IF;
 END
 $body$;
 
@@ -174,7 +187,7 @@ BEGIN
         END IF;
     END IF;
     IF kind = 'slots' THEN
-        RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
+        RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now, later);
     END IF;
     IF given.kind IS NULL THEN
         PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
@@ -347,8 +360,9 @@ BEGIN
             WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
                 ratelimit._when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
                     ratelimit._reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+            WHEN q.effect = 'slots' AND q.count > -q.floor THEN NULL
             WHEN q.effect = 'slots' AND value IS NOT NULL THEN
-                coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at) AS f), at)
+                coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at, q.count) AS f), at)
             WHEN q.effect = 'never' AND NOT anyhow OR ratelimit._refuses(q) THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN

@@ -49,7 +49,7 @@ DECLARE
 BEGIN
     LOOP
         INSERT INTO ratelimit.overrides AS o (name, key, effect, until, reason, made_by)
-        VALUES (name, nullif(key, ''), effect, '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
+        VALUES (name, nullif(key, ''), effect, '-infinity', coalesce(reason, ''), coalesce(nullif(who, ''), SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
@@ -75,7 +75,7 @@ BEGIN
     deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
     IF deleted = 0 THEN
         PERFORM ratelimit._check_known(name COLLATE "C");
-    ELSIF coalesce(reason, who) IS NOT NULL THEN
+    ELSIF pg_catalog.concat(reason, who) <> '' THEN
         PERFORM ratelimit._note_reset(name, key, reason, who);
     END IF;
     RETURN deleted;

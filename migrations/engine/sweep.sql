@@ -317,7 +317,7 @@ BEGIN
     SELECT s.deleted, s.next INTO deleted, next FROM ratelimit._sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
     SELECT name AS next_name, first AS next_key, ''::text AS next_id INTO h;
     LOOP -- the holds of these keys
-        SELECT s.* INTO h FROM ratelimit._sweep_holds(h.next_name COLLATE "C", h.next_key COLLATE "C", h.next_id COLLATE "C", NULL) AS s;
+        SELECT s.* INTO h FROM ratelimit._sweep_holds(h.next_name COLLATE "C", h.next_key COLLATE "C", h.next_id COLLATE "C", NULL, name COLLATE "C") AS s;
         EXIT WHEN (h.next_name = name COLLATE "C" AND (next IS NULL OR h.next_key < next COLLATE "C")) IS NOT TRUE;
         IF h.deleted + h.ended > 0 THEN -- what it has locked goes first
             next := h.next_key;
@@ -405,9 +405,9 @@ $body$;
 
 -- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
 -- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
--- next_name is NULL after the last batch. Commit after each: it holds the locks until then. Each also deletes overrides that are over since a year.
+-- only_name: of this limit alone. next_name is NULL after the last batch. Commit after each: it holds the locks until then. Each also deletes overrides that are over since a year.
 CREATE OR REPLACE FUNCTION ratelimit._sweep_holds(
-    after_name text, after_key text, after_id text, now timestamptz,
+    after_name text, after_key text, after_id text, now timestamptz, only_name text DEFAULT NULL,
     OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
@@ -443,6 +443,7 @@ BEGIN
          ORDER BY h.name, h.key, h.id
          LIMIT 1000
     LOOP
+        EXIT WHEN rec.name <> only_name;
         seen := seen + 1;
         IF rec.expired AND (rec.name IS DISTINCT FROM due[pg_catalog.cardinality(due) - 1] OR rec.key IS DISTINCT FROM due[pg_catalog.cardinality(due)]) THEN
             due := pg_catalog.array_cat(due, ARRAY[rec.name::text, rec.key::text]);

@@ -198,39 +198,49 @@ Errors:
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
 
-CREATE OR REPLACE FUNCTION ratelimit.denials(name text, since timestamptz DEFAULT NULL)
-RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
+CREATE OR REPLACE FUNCTION ratelimit.denials(
+    INOUT name text DEFAULT NULL, since timestamptz DEFAULT NULL,
+    OUT key text, OUT denied bigint, OUT asked double precision, OUT last_denied timestamptz
+) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 DECLARE
-    first timestamptz := coalesce(since, clock_timestamp() - interval '1 hour') - interval '1 hour';
+    only_name CONSTANT text COLLATE "C" := name;
+    first     CONSTANT timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 hour';
 BEGIN
     RETURN QUERY
-        SELECT k.key, k.denied, k.asked, k.last_denied
+        SELECT k.*
           FROM (
-            SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
+            SELECT r.name::text, r.key::text, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
               FROM ratelimit.denials AS r
-             WHERE r.name = name COLLATE "C" AND r.hour > first
-             GROUP BY r.key
+             WHERE (only_name IS NULL OR r.name = only_name) AND r.hour > first
+             GROUP BY r.name, r.key
           ) AS k
-         ORDER BY k.denied DESC, k.last_denied DESC, k.key;
+         ORDER BY k.denied DESC, k.last_denied DESC, k.name, k.key;
+    IF NOT FOUND AND only_name IS NOT NULL AND NOT EXISTS (SELECT 1 FROM ratelimit.denials AS r WHERE r.name = only_name) THEN
+        PERFORM ratelimit._check_known(only_name);
+    END IF;
 END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.denials(text, timestamptz) IS $text$
-The most denied keys of a rate limit, worst first, as the programs' usage.Recorder has counted them.
+The most denied keys, worst first, as the programs' usage.Recorder has counted them.
 
     SELECT * FROM ratelimit.denials('sendMessage', since => now() - interval '3 hours') LIMIT 20
 
 Arguments:
-  name         the limit
+  name         the limit; default NULL: all limits
   since        the first instant; default NULL: an hour ago. The hour that it lies in is included as a whole; hours begin in UTC
 
-Result, one row for each key:
+Result, one row for each limit and key:
+  name         the limit
   key          the key as it is stored, or its hash if the recorder hashes keys; '' for a limit without keys
-  denied       how many requests were denied, at least: of each hour, the 100 most denied keys are kept
+  denied       how many requests were denied, at least: of each limit and hour, the 100 most denied keys are kept
   asked        how many tokens they asked for
   last_denied  the instant of the last denial that was counted
+
+Errors:
+  22023        programs publish limits, and nobody knows this one
 
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
