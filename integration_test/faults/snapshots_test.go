@@ -315,14 +315,14 @@ func TestWhatAnOldSnapshotCosts(t *testing.T) {
 	report := s.session("postgres")
 	s.exec(report, "BEGIN ISOLATION LEVEL REPEATABLE READ")
 	s.exec(report, "SELECT 1 FROM ratelimit.limits")
-	var last int
+	var pages, last int
 	for _, calls := range []int{1000, 3000, 10000} {
-		pages := s.grants(calls)
+		pages = s.grants(calls)
 		last, took = cost()
 		t.Logf("after %d more grants: %d pages of the table, %d pages read by a call, %v", calls, pages, last, took)
 	}
-	if last < 10*first {
-		t.Errorf("a call reads %d pages, at first %d: this is not what the docs say", last, first)
+	if pages < 50 || last < pages {
+		t.Errorf("a call reads %d pages of a table of %d: this is not what the docs say", last, pages)
 	}
 	s.exec(report, "COMMIT")
 	s.grants(10)

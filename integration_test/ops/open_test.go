@@ -329,9 +329,11 @@ func TestOpenSaysWhatIsWrongWithTheConnection(t *testing.T) {
 			"3D000": func(c *pgxpool.Config) { c.ConnConfig.Database = "no such database" },
 			"28000": func(c *pgxpool.Config) { c.ConnConfig.User = "nobody_by_this_name" },
 		} {
-			rows["really "+name] = rows[map[string]string{"3D000": "no database", "28000": "not in pg_hba"}[name]]
-			row := rows["really "+name]
+			row := rows[map[string]string{"3D000": "no database", "28000": "not in pg_hba"}[name]]
 			row.db = wrong(change)
+			if pool.Config().ConnConfig.Password != "" && name == "28000" { // then the server asks nobody's password
+				row.state = "28P01"
+			}
 			rows["really "+name] = row
 		}
 	}
