@@ -207,15 +207,6 @@ func (c *visit) showLimit(status int, a asked, f form, problem string) error {
 		for i := range p.History {
 			p.History[i].Now = p.Now
 		}
-		if p.Denied, err = queryDenied(ctx, tx, a.name, p.Now.Add(-p.Span.Length), a.search); err != nil {
-			return err
-		}
-		if a.search != "" {
-			if p.Found, err = queryKeys(ctx, tx, a.name, a.search); err != nil {
-				return err
-			}
-			p.More = len(p.Found) == maxKeys
-		}
 		if len(p.Definitions) == 0 && len(p.History) == 0 && len(bins) == 0 {
 			some, err := queryKeys(ctx, tx, a.name, "")
 			if err != nil {
@@ -224,6 +215,15 @@ func (c *visit) showLimit(status int, a asked, f form, problem string) error {
 			if len(some) == 0 {
 				return &refusal{status: http.StatusNotFound, title: "There is no such limit", text: "Nothing is known of a limit of this name: no program has published it, nothing was counted, and no key has used it."}
 			}
+		}
+		if p.Denied, err = queryDenied(ctx, tx, a.name, p.Now.Add(-p.Span.Length), a.search); err != nil {
+			return err
+		}
+		if a.search != "" {
+			if p.Found, err = queryKeys(ctx, tx, a.name, a.search); err != nil {
+				return err
+			}
+			p.More = len(p.Found) == maxKeys
 		}
 		for i := range p.Denied {
 			p.Denied[i].Share = float64(*p.Denied[i].Denied) / float64(*p.Denied[0].Denied)
