@@ -126,10 +126,15 @@ func (w *everything) expired(ids ...worldKey) (expired []*worldHold) {
 	return expired
 }
 
-// expires reports whether a hold of a key, or with a slot of it, ends by itself until then.
+// comesBack reports whether the tokens of a hold may be given back by then: it has expired, and its bucket refills.
+func (w *everything) comesBack(h *worldHold, then time.Time) bool {
+	return !h.until.IsZero() && !h.until.After(then) && (w.limits[h.of.limit].Config().Kind != "token bucket" || !w.liesAhead(h.of.limit, w.stored(h.of.key), then))
+}
+
+// expires reports whether tokens of a key come back after now, until then, since a hold ends by itself.
 func (w *everything) expires(until time.Time, ids ...worldKey) bool {
 	return slices.ContainsFunc(w.holds, func(h *worldHold) bool {
-		return slices.Contains(ids, h.of) && (h.tokens == "held" || h.goesOn) && h.until.After(w.clock.At) && !h.until.After(until)
+		return slices.Contains(ids, h.of) && (h.tokens == "held" || h.goesOn) && !w.comesBack(h, w.clock.At) && w.comesBack(h, until)
 	})
 }
 
@@ -336,11 +341,10 @@ func (w *everything) givenBack(limits *ratelimit.Limiter, id worldKey) (b rateli
 		_, err := limits.Hold(w.Context(), tx, "another", time.Minute, w.request(id.limit, id.key).Count(all))
 		if b = w.balancesBy(limits, tx, id)[0]; err == nil {
 			b.Remaining += all
-			err = harness.ErrRollBack
-		} else if harness.Denied(err) {
-			err = harness.ErrRollBack
+		} else if !harness.Denied(err) {
+			return err
 		}
-		return err
+		return harness.ErrRollBack
 	})
 	if !errors.Is(err, harness.ErrRollBack) {
 		w.failf("%v", err)
