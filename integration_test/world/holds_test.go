@@ -336,19 +336,15 @@ func (w *everything) underneath(id worldKey) (remaining, slack float64) {
 
 // givenBack is the balance of a key once a Hold has given back what expired holds hold, on a copy.
 func (w *everything) givenBack(limits *ratelimit.Limiter, id worldKey) (b ratelimit.Balance) {
-	err := pgx.BeginFunc(w.Context(), w.pool, func(tx pgx.Tx) error {
+	w.must(rolledBack(w.Context(), w.pool, func(tx pgx.Tx) {
 		all := w.balancesBy(limits, tx, id)[0].Capacity
 		_, err := limits.Hold(w.Context(), tx, "another", time.Minute, w.request(id.limit, id.key).Count(all))
 		if b = w.balancesBy(limits, tx, id)[0]; err == nil {
 			b.Remaining += all
 		} else if !harness.Denied(err) {
-			return err
+			w.must(err)
 		}
-		return harness.ErrRollBack
-	})
-	if !errors.Is(err, harness.ErrRollBack) {
-		w.failf("%v", err)
-	}
+	}))
 	return b
 }
 
@@ -376,15 +372,11 @@ func (w *everything) holdRetries(ctx context.Context, p *worldProgram, k worldKe
 	before := w.clock.At
 	w.clock.At = denial.retryAt
 	defer func() { w.clock.At = before }()
-	err := pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+	w.must(rolledBack(ctx, w.pool, func(tx pgx.Tx) {
 		if _, err := p.asks.Hold(ctx, tx, "another", ttl, requests...); err != nil {
 			w.failf("%s: denied at %v until %v, and then: %v", what, before, denial.retryAt, err)
 		}
-		return harness.ErrRollBack
-	})
-	if !errors.Is(err, harness.ErrRollBack) {
-		w.failf("%v", err)
-	}
+	}))
 }
 
 // endHold is a step in which work ends: a Settle or a Release, of any hold that there ever was.
@@ -516,10 +508,9 @@ func (w *everything) endStranger(ctx context.Context, p *worldProgram, s worldSt
 		requests = append(requests, w.slots(s.Key))
 	}
 	var token string
-	_ = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+	_ = rolledBack(ctx, w.pool, func(tx pgx.Tx) {
 		held, _ := p.asks.Hold(ctx, tx, "nobody", time.Hour, requests...)
 		token = held.Token
-		return harness.ErrRollBack
 	})
 	if token == "" { // it was denied
 		return
