@@ -1,6 +1,7 @@
 package world_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -188,7 +189,7 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 			o.rate, o.capacity = nil, new(s.Count)
 		}
 		if *c.Rate == 0 { // multiples of it are nothing to override with
-			o.rate, o.capacity = new(harness.OneOf(r, 0.5, 1, 60)), new(harness.OneOf(r, 0.5, 1, 17))
+			o.rate, o.capacity = new(harness.OneOf(r, 0.5, 1, 60)), new(cmp.Or(s.Count, harness.OneOf(r, 0.5, 1, 17)))
 		}
 	}
 	for k := range w.keys {
