@@ -26,8 +26,8 @@ type Balance struct {
 	// Capacity is how many tokens the limit can hold: +Inf if it is unlimited, 0 if the plan grants nothing.
 	Capacity float64
 
-	// NextAt is when one more whole token can be taken than now, if nothing else is taken and no hold ends. It is zero
-	// if there is none, and while the rate is 0.
+	// NextAt is when one more whole token can be taken than now, if nothing else is taken or comes back. It is zero if
+	// there is none, and while the rate is 0.
 	NextAt time.Time
 
 	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if

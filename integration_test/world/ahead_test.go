@@ -25,31 +25,43 @@ const (
 
 // worldLot is what a statement has taken ahead.
 type worldLot struct {
+	worldMoment
 	of    worldKey
 	limit ratelimit.Limit // in force
-	at    time.Time
-	reset time.Time // of a window
+	reset time.Time       // of a window
 	left  float64
 	step  int
 	stays bool // or not: a call that would have made the program forget it was refused, before it was sent or after
 }
 
-// usable reports whether memory may grant it.
-func (l *worldLot) usable(now time.Time) bool {
-	return !now.Before(l.at) && now.Sub(l.at) <= worldAhead && l.inWindow(now)
+// worldMoment is when memory learned something: by the clock, and by another that does not step back with it.
+type worldMoment struct{ at, latest time.Time }
+
+func (w *everything) moment() worldMoment { return worldMoment{w.clock.At, w.latest} }
+
+// age is the most time that can have passed since then. It is below zero if that is not known.
+func (m worldMoment) age(now worldMoment) time.Duration {
+	if now.at.Before(m.at) {
+		return -1
+	}
+	return max(now.at.Sub(m.at), now.latest.Sub(m.latest))
 }
 
-func (l *worldLot) inWindow(now time.Time) bool {
-	return l.limit.Config().Kind == "token bucket" || now.Before(l.reset)
+// usable reports whether memory may grant it.
+func (l *worldLot) usable(now worldMoment) bool { return l.lasts(now, worldAhead) }
+
+func (l *worldLot) lasts(now worldMoment, most time.Duration) bool {
+	age := l.age(now)
+	return age >= 0 && age <= most && (l.limit.Config().Kind == "token bucket" || l.at.Add(age).Before(l.reset))
 }
 
 // comesBack is how much of it comes back to a limit that is not full.
-func (l *worldLot) comesBack(now time.Time) float64 {
-	switch age := now.Sub(l.at); {
-	case age < 0 || age > worldTooLate || !l.inWindow(now):
+func (l *worldLot) comesBack(now worldMoment) float64 {
+	switch {
+	case !l.lasts(now, worldTooLate):
 		return 0
 	case l.limit.Config().Kind == "token bucket":
-		return max(0, l.left-*l.limit.Config().Rate*age.Seconds()/harness.Period(l.limit.Config()).Seconds())
+		return max(0, l.left-*l.limit.Config().Rate*now.at.Sub(l.at).Seconds()/harness.Period(l.limit.Config()).Seconds())
 	}
 	return l.left
 }
@@ -66,9 +78,9 @@ type worldMemory struct {
 
 // worldDenial is a call that a statement has denied.
 type worldDenial struct {
+	worldMoment
 	of    []worldKey
 	count float64
-	at    time.Time
 }
 
 func (w *everything) newMemory() *worldMemory {
@@ -149,13 +161,13 @@ func (w *everything) foresee(ctx context.Context, p *worldProgram, ids []worldKe
 	case got.failed != nil, asked && !w.agrees(p, ids, got, want):
 		w.failf("%s", what)
 	case !got.granted && asked:
-		m.denials = append(m.denials, worldDenial{ids, count, now})
+		m.denials = append(m.denials, worldDenial{w.moment(), ids, count})
 		if changed && !w.resharded && !dead {
 			w.failf("%s, and the rows changed", what)
 		}
 	case !got.granted:
 		known := slices.ContainsFunc(m.denials, func(d worldDenial) bool {
-			return slices.Equal(d.of, ids) && count >= d.count && !now.Before(d.at) && now.Sub(d.at) <= worldAhead
+			return slices.Equal(d.of, ids) && count >= d.count && d.age(w.moment()) >= 0 && d.age(w.moment()) <= worldAhead
 		})
 		if changed || !known || !got.retryAt.After(now) {
 			w.failf("%s, changed: %v", what, changed)
@@ -215,7 +227,7 @@ func (w *everything) takesAhead(id worldKey, m *worldMemory, before, after ratel
 	if whole < 1 {
 		return false
 	}
-	m.lots = append(m.lots, &worldLot{of: id, limit: before.Limit, at: w.clock.At, reset: before.ResetAt, left: whole, step: w.step})
+	m.lots = append(m.lots, &worldLot{worldMoment: w.moment(), of: id, limit: before.Limit, reset: before.ResetAt, left: whole, step: w.step})
 	w.meets(id, "ahead-taken")
 	return true
 }
@@ -229,7 +241,7 @@ func (w *everything) uses(id worldKey, m *worldMemory, before, after ratelimit.B
 			continue
 		}
 		ahead += l.left
-		if used == nil && l.usable(w.clock.At) && l.left >= count {
+		if used == nil && l.usable(w.moment()) && l.left >= count {
 			used = l
 		}
 	}
@@ -271,10 +283,10 @@ func (w *everything) givesBack(p *worldProgram, ends bool) {
 	for i, id := range ids {
 		b, most, sure := before[i], 0.0, w.adds(before[i], id)
 		p.memory.lots = slices.DeleteFunc(p.memory.lots, func(l *worldLot) bool {
-			if l.of != id || !ends && l.usable(now) {
+			if l.of != id || !ends && l.usable(w.moment()) {
 				return false
 			}
-			most += l.comesBack(now)
+			most += l.comesBack(w.moment())
 			sure = sure && !l.stays && w.whole(b, id, l.step, now, b.ResetAt) && l.limit == b.Limit
 			return true
 		})

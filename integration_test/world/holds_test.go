@@ -126,10 +126,15 @@ func (w *everything) expired(ids ...worldKey) (expired []*worldHold) {
 	return expired
 }
 
-// expires reports whether a hold of a key, or with a slot of it, ends by itself until then.
+// comesBack reports whether the tokens of a hold may be given back by then: it has expired, and its bucket refills.
+func (w *everything) comesBack(h *worldHold, then time.Time) bool {
+	return !h.until.IsZero() && !h.until.After(then) && (w.limits[h.of.limit].Config().Kind != "token bucket" || !w.liesAhead(h.of.limit, w.stored(h.of.key), then))
+}
+
+// expires reports whether tokens of a key come back after now, until then, since a hold ends by itself.
 func (w *everything) expires(until time.Time, ids ...worldKey) bool {
 	return slices.ContainsFunc(w.holds, func(h *worldHold) bool {
-		return slices.Contains(ids, h.of) && (h.tokens == "held" || h.goesOn) && h.until.After(w.clock.At) && !h.until.After(until)
+		return slices.Contains(ids, h.of) && (h.tokens == "held" || h.goesOn) && !w.comesBack(h, w.clock.At) && w.comesBack(h, until)
 	})
 }
 
@@ -331,20 +336,15 @@ func (w *everything) underneath(id worldKey) (remaining, slack float64) {
 
 // givenBack is the balance of a key once a Hold has given back what expired holds hold, on a copy.
 func (w *everything) givenBack(limits *ratelimit.Limiter, id worldKey) (b ratelimit.Balance) {
-	err := pgx.BeginFunc(w.Context(), w.pool, func(tx pgx.Tx) error {
+	w.must(rolledBack(w.Context(), w.pool, func(tx pgx.Tx) {
 		all := w.balancesBy(limits, tx, id)[0].Capacity
 		_, err := limits.Hold(w.Context(), tx, "another", time.Minute, w.request(id.limit, id.key).Count(all))
 		if b = w.balancesBy(limits, tx, id)[0]; err == nil {
 			b.Remaining += all
-			err = harness.ErrRollBack
-		} else if harness.Denied(err) {
-			err = harness.ErrRollBack
+		} else if !harness.Denied(err) {
+			w.must(err)
 		}
-		return err
-	})
-	if !errors.Is(err, harness.ErrRollBack) {
-		w.failf("%v", err)
-	}
+	}))
 	return b
 }
 
@@ -372,15 +372,11 @@ func (w *everything) holdRetries(ctx context.Context, p *worldProgram, k worldKe
 	before := w.clock.At
 	w.clock.At = denial.retryAt
 	defer func() { w.clock.At = before }()
-	err := pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+	w.must(rolledBack(ctx, w.pool, func(tx pgx.Tx) {
 		if _, err := p.asks.Hold(ctx, tx, "another", ttl, requests...); err != nil {
 			w.failf("%s: denied at %v until %v, and then: %v", what, before, denial.retryAt, err)
 		}
-		return harness.ErrRollBack
-	})
-	if !errors.Is(err, harness.ErrRollBack) {
-		w.failf("%v", err)
-	}
+	}))
 }
 
 // endHold is a step in which work ends: a Settle or a Release, of any hold that there ever was.
@@ -512,10 +508,9 @@ func (w *everything) endStranger(ctx context.Context, p *worldProgram, s worldSt
 		requests = append(requests, w.slots(s.Key))
 	}
 	var token string
-	_ = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+	_ = rolledBack(ctx, w.pool, func(tx pgx.Tx) {
 		held, _ := p.asks.Hold(ctx, tx, "nobody", time.Hour, requests...)
 		token = held.Token
-		return harness.ErrRollBack
 	})
 	if token == "" { // it was denied
 		return

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/integration_test/harness"
 	"github.com/txlimit/txlimit/internal/follow"
@@ -189,7 +190,7 @@ func TestOverridesThatEndBeforeTheProgramsNumbers(t *testing.T) {
 // byHandOfUnknown wants SQL by hand to say of such a key what it knows: an instant that is not too late, and no reset.
 func (w *everything) byHandOfUnknown(t *testing.T, key string, value float64, shards int, retry *time.Time, end time.Time) {
 	t.Helper()
-	inRollback(t, w.pool, func(tx pgx.Tx) {
+	w.must(rolledBack(t.Context(), w.pool, func(tx pgx.Tx) {
 		var granted bool
 		var retryAt, resetAt *time.Time
 		w.must(tx.QueryRow(t.Context(), "SELECT granted, retry_at, reset_at FROM ratelimit._by_hand('try', 'api', $1, now => $2)", key, w.clock.At).Scan(&granted, &retryAt, &resetAt))
@@ -203,14 +204,14 @@ func (w *everything) byHandOfUnknown(t *testing.T, key string, value float64, sh
 		if known := value >= 2; known != (resetAt != nil) || known && shards == 1 && !resetAt.Equal(w.clock.At.Add(time.Duration(61-value)*time.Second)) {
 			t.Errorf("%s: ratelimit.try says that it resets at %v", key, resetAt)
 		}
-	})
-	inRollback(t, w.pool, func(tx pgx.Tx) { // what owes a token more is repaid before the end, or nobody knows when
+	}))
+	w.must(rolledBack(t.Context(), w.pool, func(tx pgx.Tx) { // what owes a token more is repaid before the end, or nobody knows when
 		var runAt *time.Time
 		err := tx.QueryRow(t.Context(), "SELECT retry_at FROM ratelimit._by_hand('reserve', 'api', $1, now => $2)", key, w.clock.At).Scan(&runAt)
 		if known := value > -59; known && (err != nil || !runAt.Equal(w.clock.At.Add(time.Duration(max(1-value, 0))*time.Second))) || !known && (harness.SQLState(err) != "22023" || !strings.Contains(err.Error(), "are the program's")) {
 			t.Errorf("%s: ratelimit.reserve says %v, %v", key, runAt, err)
 		}
-	})
+	}))
 }
 
 // TestConsoleCurvesReachToWhereTheKeyIsFull: the curve of a calendar goes on after as many windows as a call lists.
@@ -245,18 +246,16 @@ func TestConsoleCurvesReachToWhereTheKeyIsFull(t *testing.T) {
 	}
 }
 
-// inRollback runs fn in a transaction that is rolled back.
-func inRollback(t *testing.T, pool interface {
-	Begin(ctx context.Context) (pgx.Tx, error)
-}, fn func(tx pgx.Tx)) {
-	t.Helper()
-	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+// rolledBack runs fn in a transaction that is rolled back.
+func rolledBack(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx)) error {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		fn(tx)
 		return harness.ErrRollBack
 	})
-	if !errors.Is(err, harness.ErrRollBack) {
-		t.Fatal(err)
+	if errors.Is(err, harness.ErrRollBack) {
+		return nil
 	}
+	return err
 }
 
 func sameInstant(a, b *time.Time) bool { return (a == nil) == (b == nil) && (a == nil || a.Equal(*b)) }
@@ -315,12 +314,12 @@ func TestOverridesToNoSlots(t *testing.T) {
 		if c.limit == varying {
 			own, want = varying.With(ratelimit.Capacity(5)), &hour
 		}
-		inRollback(t, w.pool, func(tx pgx.Tx) {
+		w.must(rolledBack(t.Context(), w.pool, func(tx pgx.Tx) {
 			_, err := asks.Hold(t.Context(), tx, "job", time.Minute, own.Key(key))
 			if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || denied.Reason != ratelimit.ReasonPlan || denied.RetryAt.IsZero() != (want == nil) || want != nil && !denied.RetryAt.Equal(*want) {
 				t.Errorf("%s: Hold says %v, want a retry at %v", key, err, want)
 			}
-		})
+		}))
 		inSQL, listed, shown := w.wholeSays(name, key)
 		for source, said := range map[string]known{"ratelimit.keys": inSQL, "txlimit keys": listed, "txlimit show": shown} {
 			left := float64(-c.used)

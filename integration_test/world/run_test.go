@@ -351,7 +351,7 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 			w.looks()
 			for _, h := range w.expired(w.ids()...) {
 				o, b := w.inForce(h.of, w.clock.At), w.balances(p, h.of)[0]
-				known := w.limits[h.of.limit].Config().Varies == "" && !noRate(b) && b.PausedUntil.IsZero() && (o == nil || o.effect != "unlimited")
+				known := w.limits[h.of.limit].Config().Varies == "" && !noRate(b) && w.comesBack(h, w.clock.At) && (o == nil || o.effect != "unlimited")
 				if known || h.inSlots == "held" {
 					w.failf("a sweep left the expired hold %+v", *h)
 				}
@@ -536,7 +536,7 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 		for i := range ids {
 			merged = merged && (balances[i].Remaining == after[i].Remaining || math.Abs(balances[i].Remaining-after[i].Remaining) <= w.slack(balances[i])) // both may be infinite
 		}
-		if rows != before && s.Do == "wait" && slices.ContainsFunc(ids, func(id worldKey) bool { return w.liesAhead(id.limit, w.stored(id.key)) }) {
+		if rows != before && s.Do == "wait" && slices.ContainsFunc(ids, func(id worldKey) bool { return w.liesAhead(id.limit, w.stored(id.key), w.clock.At) }) {
 			w.oddly(ids...)
 			return // what it has taken and gives up in a pause repays debts alone: docs/refunds.md
 		}
@@ -587,7 +587,7 @@ func (w *everything) whole(b ratelimit.Balance, id worldKey, step int, at, reset
 	if b.Limit.Config().Kind != "token bucket" {
 		same = reset.Equal(b.ResetAt)
 	}
-	return same && b.Decides == "definition" && w.odd[id] <= step && !w.promised[id].After(w.clock.At) && !w.clock.At.Before(w.latest) && !w.liesAhead(id.limit, w.stored(id.key))
+	return same && b.Decides == "definition" && w.odd[id] <= step && !w.promised[id].After(w.clock.At) && !w.clock.At.Before(w.latest) && !w.liesAhead(id.limit, w.stored(id.key), w.clock.At)
 }
 
 // adds reports whether what is taken and given back adds up beside expired holds: what comes back of these is less while a reservation
@@ -596,10 +596,9 @@ func (w *everything) adds(b ratelimit.Balance, id worldKey) bool {
 	return len(w.expired(id)) == 0 || b.Limit.Config().Shards == 1 && !w.promised[id].After(w.clock.At) && b.Remaining < b.Capacity-w.slack(b)
 }
 
-// liesAhead reports whether a row of a key is later than now: the key is paused, however shortly, or the clock has stepped back.
-func (w *everything) liesAhead(limit int, key *string) (ahead bool) {
-	err := w.pool.QueryRow(w.Context(), "SELECT coalesce(max(ts) > $3, false) FROM ratelimit.limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[limit].Name(), key, w.clock.At).Scan(&ahead)
-	w.must(err)
+// liesAhead reports whether a row of a key is later than an instant: the key is paused then, however shortly, or the clock has stepped back.
+func (w *everything) liesAhead(limit int, key *string, at time.Time) (ahead bool) {
+	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(max(ts) > $3, false) FROM ratelimit.limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[limit].Name(), key, at).Scan(&ahead))
 	return ahead
 }
 
@@ -946,7 +945,7 @@ func (w *everything) add(s worldStep) {
 		switch {
 		case harness.SQLState(err) == "22023": // the capacity before is not known, or it is added to
 			added, before = 0, after
-		case harness.SQLState(err) == "55000" && w.liesAhead(o.limit, &key):
+		case harness.SQLState(err) == "55000" && w.liesAhead(o.limit, &key, w.clock.At):
 			added, before = 0, after
 		case err != nil:
 			w.failf("ratelimit.add: %v", err)

@@ -1,6 +1,7 @@
 package world_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -188,7 +189,7 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 			o.rate, o.capacity = nil, new(s.Count)
 		}
 		if *c.Rate == 0 { // multiples of it are nothing to override with
-			o.rate, o.capacity = new(harness.OneOf(r, 0.5, 1, 60)), new(harness.OneOf(r, 0.5, 1, 17))
+			o.rate, o.capacity = new(harness.OneOf(r, 0.5, 1, 60)), new(cmp.Or(s.Count, harness.OneOf(r, 0.5, 1, 17)))
 		}
 	}
 	for k := range w.keys {
@@ -337,12 +338,8 @@ func (w *everything) early(p *worldProgram, at time.Time, ids ...worldKey) time.
 	earliest := at.Add(-time.Microsecond)
 	for _, id := range ids {
 		for _, now := range []time.Time{w.clock.At, at.Add(-time.Microsecond), at} {
-			l := w.balanceAt(p, now, id).Limit
-			if l.Config().Kind == "unlimited" || *l.Config().Rate == 0 {
-				continue
-			}
-			if e := w.before(l, at); e.Before(earliest) {
-				earliest = e
+			if l := w.balanceAt(p, now, id).Limit; l.Config().Kind != "unlimited" && *l.Config().Rate != 0 && w.before(l, at).Before(earliest) {
+				earliest = w.before(l, at)
 			}
 		}
 	}
@@ -508,7 +505,7 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 		w.failf("%s, and %v can be taken", what, had)
 	}
 	switch ends := w.pending(id); {
-	case len(w.expired(id)) > 0 && (len(ends) > 0 || !b.PausedUntil.IsZero()): // other numbers count for what they held, or it comes back after the pause
+	case len(w.expired(id)) > 0 && len(ends) > 0: // other numbers count for what they held
 	case b.NextAt.IsZero():
 		if had+1 <= b.Capacity && len(ends) == 0 {
 			w.failf("%s, never more than %v", what, had)
@@ -586,7 +583,7 @@ func (w *everything) grantsNothing(p *worldProgram, id worldKey, b ratelimit.Bal
 
 // resets proves ResetAt: full then, or the next window; and not before. A clock behind the row begins windows that refill nothing.
 func (w *everything) resets(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
-	if len(w.pending(id)) > 0 || w.far(b.ResetAt, id) || w.clock.At.Before(w.latest) || len(w.expired(id)) > 0 && !b.PausedUntil.IsZero() || w.expires(b.ResetAt, id) {
+	if len(w.pending(id)) > 0 || w.far(b.ResetAt, id) || w.clock.At.Before(w.latest) || w.expires(b.ResetAt, id) {
 		return
 	}
 	then := w.balanceAt(p, b.ResetAt, id)

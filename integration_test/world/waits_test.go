@@ -261,7 +261,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 	}
 	after := w.balances(p, id)[0]
 	back, slack := after.Remaining-before.Remaining, w.slack(before)+w.slack(after)+1e-9*count
-	plain := before.Decides == "definition" && !w.clock.At.Before(w.latest) && !w.liesAhead(id.limit, w.stored(id.key))
+	plain := before.Decides == "definition" && !w.clock.At.Before(w.latest) && !w.liesAhead(id.limit, w.stored(id.key), w.clock.At)
 	switch what {
 	case "hold", "during":
 		var held int
@@ -307,7 +307,7 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	w.looks()
 	before, later := w.balances(p, id)[0], w.balanceAt(p, at.Add(wait), id)
 	if before.Decides != "definition" || later.Decides != "definition" || !counts(before) || w.resharded || w.limits[id.limit].Config().Shards > 1 ||
-		len(w.pending(id)) > 0 || len(w.expired(id)) > 0 || w.expires(at.Add(wait), id) || w.liesAhead(id.limit, w.stored(id.key)) {
+		len(w.pending(id)) > 0 || len(w.expired(id)) > 0 || w.expires(at.Add(wait), id) || w.liesAhead(id.limit, w.stored(id.key), w.clock.At) {
 		return
 	}
 	count := min(1, before.Remaining/2)

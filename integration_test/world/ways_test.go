@@ -164,13 +164,7 @@ func (w *everything) try(p *worldProgram, now time.Time, verb string, count floa
 	if verb != "check" { // checks are no denials, and not counted
 		p = &worldProgram{limits: p.asks}
 	}
-	err := pgx.BeginFunc(w.Context(), w.pool, func(tx pgx.Tx) error {
-		t = w.asked(w.Context(), p, tx, verb, count, requests...)
-		return harness.ErrRollBack
-	})
-	if !errors.Is(err, harness.ErrRollBack) {
-		w.failf("%v", err)
-	}
+	w.must(rolledBack(w.Context(), w.pool, func(tx pgx.Tx) { t = w.asked(w.Context(), p, tx, verb, count, requests...) }))
 	if t.failed != nil {
 		w.failf("%s at %v: %v", verb, now, t.failed)
 	}
@@ -221,10 +215,7 @@ func (w *everything) byHand(db ratelimit.DB, verb string, i, k int, count float6
 
 // tryByHand asks the SQL functions, and rolls it back.
 func (w *everything) tryByHand(verb string, id worldKey, count float64) (t worldAnswer) {
-	_ = pgx.BeginFunc(w.Context(), w.pool, func(tx pgx.Tx) error {
-		t = w.byHand(tx, verb, id.limit, id.key, count)
-		return harness.ErrRollBack
-	})
+	_ = rolledBack(w.Context(), w.pool, func(tx pgx.Tx) { t = w.byHand(tx, verb, id.limit, id.key, count) })
 	return t
 }
 

@@ -274,9 +274,6 @@ var worldApart = map[[2]string]string{
 	{"no-rate", "queue"}:                "it grants nothing by its definition",
 	{"global", "many-parts"}:            "a limit without keys has no parts",
 	{"global", "override-of-all-keys"}:  "of a limit without keys, an override of all keys is its own",
-	{"ahead-taken", "no-rate"}:          "by no override has it plenty",
-	{"ahead-early", "no-rate"}:          "by no override has it plenty",
-	{"ahead-back", "no-rate"}:           "by no override has it plenty",
 	{"varies", "way-by-hand"}:           "SQL without numbers does not know a key's own ones",
 	{"own-numbers", "way-by-hand"}:      "SQL without numbers does not know a key's own ones",
 }
