@@ -122,7 +122,7 @@ generate: ## write the migrations and their version from migrations/engine, and 
 	$(WITH_SCHEMA) go run -C migrations generate.go -hash
 	$(SQLC) generate
 
-prerelease: check race container conformance matrix partitioned pgbouncer faults soak fuzz mutate bench ## everything, which takes a night: before a release
+prerelease: check test long race container conformance matrix partitioned pgbouncer faults soak fuzz mutate bench ## everything, which takes a night: before a release
 	$(MAKE) mutate SAMPLE=200
 	$(MAKE) world TIME=8h
 	.ci/release -try v0.0.0-prerelease

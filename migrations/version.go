@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "f92a4e5969d78fb2c4ff2263d11636cf3b648e9df5be92d276d9aaa3feca826b"
+const Hash = "51e1060f0fcb434c6ee1c2d772442b5614ba4b3a8f2fce16f7cb1ab4d2df8142"

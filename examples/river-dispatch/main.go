@@ -118,7 +118,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		workers, stops = append(workers, worker), append(stops, stop)
 	}
-	if err := until(ctx, pool, "SELECT count(*) = 2 FROM river_job WHERE state = 'running' AND attempted_at < now() - interval '31 seconds'"); err != nil {
+	if err := until(ctx, pool, "SELECT count(*) = 0 FROM river_job JOIN runs ON job = id AND worker < 0 WHERE state = 'running' AND attempted_at > now() - interval '31 seconds'"); err != nil {
 		return err
 	}
 	if err := jobs.Stop(ctx); err != nil { // a worker is River's leader now, and looks for jobs whose worker is dead
@@ -234,7 +234,8 @@ func overlap(group string, most int) string {
 }
 
 // tokens wants each tenant to have what its runs have left: no token is gone without a run, and none was run without one. The tokens of dead
-// workers come back at some instant after their time: then there are as many as if they had never been taken, or fewer.
+// workers come back at some instant after their time: then there are as many as if they had never been taken, or fewer. A run's token was taken between
+// held and began: a hold may have waited, and of a full limit the refill meanwhile is lost.
 func tokens(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter) error {
 	rows, err := pool.Query(ctx, "SELECT DISTINCT tenant FROM runs ORDER BY 1")
 	if err != nil {
@@ -251,8 +252,8 @@ func tokens(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter) 
 			return err
 		}
 		var left [2]float64 // with the tokens of dead workers, and without
-		for i, of := range []string{"true", "worker > 0"} {
-			events, err := timeline.Read(ctx, pool, fmt.Sprintf("SELECT held, 1::float8 FROM runs WHERE tenant = '%s' AND %s", tenant, of))
+		for i, of := range []string{"began, 1::float8 FROM runs WHERE true", "held, 1::float8 FROM runs WHERE worker > 0"} {
+			events, err := timeline.Read(ctx, pool, fmt.Sprintf("SELECT %s AND tenant = '%s'", of, tenant))
 			if err != nil {
 				return err
 			}

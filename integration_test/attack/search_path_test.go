@@ -242,7 +242,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, path string) map[string]error {
 		"22023, hold of none":  `SELECT token IS NULL FROM ratelimit.hold('nobody', $1, 'a', ttl => '1 hour')`,
 		"22023, hold many":     `SELECT ratelimit.hold_many('bucket', $1, '{a}') IS NULL`,
 		"22023, hold many ids": `SELECT ratelimit.hold_many('slotted', $1, '{~}') IS NULL FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
-		"PT429, hold many":     `SELECT ratelimit.hold_many('slotted', $1, ARRAY(SELECT i::pg_catalog.text FROM pg_catalog.generate_series(1, 50) AS i)) IS NULL FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
+		"PT429, hold many":     `SELECT ratelimit.hold_many('slotted', $1, '{1,2,3}') IS NULL OR ratelimit.hold_many('slotted', $1, '{4,5,6}') IS NULL FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
 		"22023, recount":       `SELECT ratelimit.recount('bucket', $1) IS NULL`,
 		"22023, release":       `SELECT ratelimit.release('bucket', $1, '~0123456789abcdef0123456789abcdef9:short')`,
 		"22023, release, id":   `SELECT ratelimit.release('bucket', $1, CASE WHEN h.token IS NOT NULL THEN 'short' END) FROM ratelimit.hold('bucket', $1, 'short', ttl => '1 hour') AS h`,

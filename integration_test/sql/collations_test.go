@@ -88,8 +88,11 @@ func TestKeysOfEveryCollation(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := tx.Exec(t.Context(), `SELECT ratelimit.publish('p', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]');
-					CREATE TEMP TABLE texts ON COMMIT DROP AS SELECT 1 AS one`+from); err != nil {
+				publish := `SELECT ratelimit.publish('p', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]');`
+				if strings.Contains(sql, "period =>") || strings.Contains(sql, "'period', ") { // its own numbers
+					publish = ""
+				}
+				if _, err := tx.Exec(t.Context(), publish+"CREATE TEMP TABLE texts ON COMMIT DROP AS SELECT 1 AS one"+from); err != nil {
 					t.Fatal(err)
 				}
 				// A column of a table has its collation implicitly.

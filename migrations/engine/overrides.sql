@@ -291,7 +291,7 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
-        WHEN effect = 'numbers' AND kinds = ARRAY['unlimited'] THEN 'it is defined as unlimited: numbers change nothing of it, but ratelimit.block does'
+        WHEN effect = 'numbers' AND pg_catalog.cardinality(kinds) = 1 AND 'unlimited' = ANY (kinds) THEN 'it is defined as unlimited: numbers change nothing of it, but ratelimit.block does'
         WHEN effect = 'numbers' AND 'slots' = ANY (kinds) THEN
             CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
                  WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
