@@ -5025,7 +5025,7 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
-    moved_id CONSTANT text := '~' || own_token::text; -- once the id is another's: ratelimit._claim
+    ids    CONSTANT text[] := ARRAY[own, '~' || own_token::text]; -- the second once the first is another's: ratelimit._claim. Each is looked up by itself
     i      integer;
     at     timestamptz;
     kept   timestamptz;
@@ -5063,9 +5063,10 @@ BEGIN
     END IF;
     LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
-            SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id)
-               AND (h.token = own_token OR own_token IS NULL AND (h.state = 'held' OR h.state <> 'released' AND h.until > coalesce(now, clock_timestamp())));
+            SELECT o.state, o.unit INTO rec.state, rec.unit FROM pg_catalog.unnest(ids) AS u (id) CROSS JOIN LATERAL (
+                SELECT h.state, h.unit FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = u.id
+                   AND (h.token = own_token OR own_token IS NULL AND (h.state = 'held' OR h.state <> 'released' AND h.until > coalesce(now, clock_timestamp())))
+                OFFSET 0) AS o;
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
@@ -5101,8 +5102,9 @@ BEGIN
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         rec := NULL;
         IF mine[i] THEN
-            SELECT h.* INTO rec FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id IN (own, moved_id) AND (h.token = own_token OR own_token IS NULL) FOR UPDATE;
+            SELECT o.* INTO rec FROM pg_catalog.unnest(ids) AS u (id) CROSS JOIN LATERAL (
+                SELECT h.* FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = u.id AND (h.token = own_token OR own_token IS NULL)
+                OFFSET 0 FOR UPDATE) AS o;
         END IF;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
@@ -5510,8 +5512,10 @@ BEGIN
     END IF;
     n := pg_catalog.cardinality(names);
     LOOP
-        SELECT h.unit, h.token, h.state, h.until INTO rec FROM ratelimit.holds AS h -- under ~ and its token, once the id is another's: ratelimit._claim
-         WHERE h.name = name AND h.key = key AND h.id IN (r.id, '~' || r.token::text) ORDER BY h.id = r.id LIMIT 1;
+        SELECT o.unit, o.token, o.state, o.until INTO rec
+          FROM pg_catalog.unnest(ARRAY['~' || r.token::text, r.id]) WITH ORDINALITY AS u (id, i) -- the first once the id is another's: ratelimit._claim
+         CROSS JOIN LATERAL (SELECT h.unit, h.token, h.state, h.until FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = u.id OFFSET 0) AS o
+         ORDER BY u.i LIMIT 1;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
         EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released' AND rec.until > coalesce(now, clock_timestamp()))
             OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') -- an operator has seen it

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "51e1060f0fcb434c6ee1c2d772442b5614ba4b3a8f2fce16f7cb1ab4d2df8142"
+const Hash = "35244eba0ad3c1568eda63a77638c8dfa2b423ff8df0d6a506bee22d342b0ea5"

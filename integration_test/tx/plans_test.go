@@ -164,7 +164,6 @@ func TestNoStatementIsCompiled(t *testing.T) {
 // TestEveryStatementReadsLittle: whatever the statistics say, each statement reads what it needs, by a plan that it has made and keeps, and by one for
 // its arguments. "planned when small": the plan is from before, when the tables were empty.
 func TestEveryStatementReadsLittle(t *testing.T) {
-	harness.Long(t)
 	t.Parallel()
 	conn, exec := prepareReads(t)
 	tables := slices.Collect(strings.FieldsSeq(allTables))

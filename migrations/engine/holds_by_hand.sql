@@ -234,8 +234,10 @@ BEGIN
     END IF;
     n := pg_catalog.cardinality(names);
     LOOP
-        SELECT h.unit, h.token, h.state, h.until INTO rec FROM ratelimit.holds AS h -- under ~ and its token, once the id is another's: ratelimit._claim
-         WHERE h.name = name AND h.key = key AND h.id IN (r.id, '~' || r.token::text) ORDER BY h.id = r.id LIMIT 1;
+        SELECT o.unit, o.token, o.state, o.until INTO rec
+          FROM pg_catalog.unnest(ARRAY['~' || r.token::text, r.id]) WITH ORDINALITY AS u (id, i) -- the first once the id is another's: ratelimit._claim
+         CROSS JOIN LATERAL (SELECT h.unit, h.token, h.state, h.until FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = u.id OFFSET 0) AS o
+         ORDER BY u.i LIMIT 1;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
         EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released' AND rec.until > coalesce(now, clock_timestamp()))
             OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') -- an operator has seen it
