@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "35244eba0ad3c1568eda63a77638c8dfa2b423ff8df0d6a506bee22d342b0ea5"
+const Hash = "fd803e00fceceab2c074db6131c1eee799d1cf9233d89870337018a4e35702a9"

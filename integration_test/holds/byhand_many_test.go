@@ -264,6 +264,28 @@ func TestHoldManyMeetsAMark(t *testing.T) {
 	}
 }
 
+// TestAReleaseFollowsItsHold: a release by the token waits for a hold of the same id, which moves the row of the first, expired, to another id.
+func TestAReleaseFollowsItsHold(t *testing.T) {
+	t.Parallel()
+	pool, h := holdingByHand(t)
+	acme := budgetByHand.Key("acme")
+	first := h.holds("job", time.Hour, acme.Count(40))
+	harness.MustExec(t, pool, "DELETE FROM ratelimit.limits; UPDATE ratelimit.holds SET until = now() - interval '1 second'")
+	second := beginAt(t, pool, pgx.ReadCommitted)
+	harness.Succeeds(t, harness.Second(h.limits.Hold(t.Context(), second, "job", time.Hour, acme)))
+	released := make(chan error, 1)
+	go func() {
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit.release('budget', 'acme', $1)", first.Token)
+		released <- err
+	}()
+	harness.Blocked(t, pool, second, 1)
+	harness.Succeeds(t, second.Commit(t.Context()))
+	harness.Succeeds(t, <-released)
+	if got := harness.Lines(t, pool, "SELECT id, state FROM ratelimit.holds"); got != "(job,held)" {
+		t.Errorf("what is left: %s", got)
+	}
+}
+
 // TestHoldManyRace: sessions hold, release and recount the same ids, one by one and many at once. The value is what is held.
 func TestHoldManyRace(t *testing.T) {
 	t.Parallel()

@@ -538,9 +538,12 @@ BEGIN
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         rec := NULL;
         IF mine[i] THEN
-            SELECT o.* INTO rec FROM pg_catalog.unnest(ids) AS u (id) CROSS JOIN LATERAL (
-                SELECT h.* FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = u.id AND (h.token = own_token OR own_token IS NULL)
-                OFFSET 0 FOR UPDATE) AS o;
+            FOR m IN 1..2 LOOP -- again, if the id became another's while this waited
+                SELECT o.* INTO rec FROM pg_catalog.unnest(ids) AS u (id) CROSS JOIN LATERAL (
+                    SELECT h.* FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = u.id AND (h.token = own_token OR own_token IS NULL)
+                    OFFSET 0 FOR UPDATE) AS o;
+                EXIT WHEN FOUND;
+            END LOOP;
         END IF;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
