@@ -185,11 +185,14 @@ func Queue(t *testing.T, limiter *ratelimit.Limiter, batch *pgx.Batch, requests 
 }
 
 // WithoutAutovacuum is SQL that keeps a table from being vacuumed and analyzed, or its partitions.
-func WithoutAutovacuum(table string) string {
+func WithoutAutovacuum(table string) string { return Stored(table, "autovacuum_enabled = false") }
+
+// Stored is SQL that sets a storage parameter of a table, or of its partitions.
+func Stored(table, parameter string) string {
 	return `DO $$ DECLARE t regclass; BEGIN
 		FOR t IN SELECT c.oid FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
 		          WHERE c.relkind = 'r' AND '` + table + `'::regclass IN (c.oid, i.inhparent) LOOP
-			EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', t);
+			EXECUTE format('ALTER TABLE %s SET (` + parameter + `)', t);
 		END LOOP;
 	END $$`
 }

@@ -392,7 +392,8 @@ func TestHoldsNeverDeadlock(t *testing.T) {
 				} else if harness.Denied(err) {
 					err = nil
 					if r.IntN(2) == 0 {
-						_, err = pool.Exec(t.Context(), "DELETE FROM ratelimit.holds WHERE state = 'settled'")
+						_, err = pool.Exec(t.Context(), `DELETE FROM ratelimit.holds WHERE (name, key, id) IN (
+							SELECT name, key, id FROM ratelimit.holds WHERE state = 'settled' FOR UPDATE SKIP LOCKED)`)
 					}
 				}
 				if err != nil {

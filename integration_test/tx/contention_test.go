@@ -77,7 +77,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 		enough := int64(harness.Sized(1000, 200))
 		measure := func(what string, leastFailures int64, work func(ctx context.Context, tx pgx.Tx, key string) error) (commits, failures int64) {
 			pool := harness.NewPool(t, 16)
-			if _, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.limits SET (fillfactor = 14)`); err != nil {
+			if _, err := pool.Exec(t.Context(), harness.Stored("ratelimit.limits", "fillfactor = 14")); err != nil {
 				t.Fatal(err)
 			}
 			fill(t, pool, 100)
