@@ -350,7 +350,7 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 			}
 			w.looks()
 			for _, h := range w.expired(w.ids()...) {
-				o, b := w.inForce(h.of, w.clock.At), w.balances(p, h.of)[0]
+				o, b := w.inForce(h.of, w.clock.At, "block"), w.balances(p, h.of)[0]
 				known := w.limits[h.of.limit].Config().Varies == "" && !noRate(b) && w.comesBack(h, w.clock.At) && (o == nil || o.effect != "unlimited")
 				if known || h.inSlots == "held" {
 					w.failf("a sweep left the expired hold %+v", *h)

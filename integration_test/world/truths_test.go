@@ -133,11 +133,11 @@ func (w *everything) unchanged(what string, f func()) {
 	}
 }
 
-// inForce is the override that decides about a key at an instant, or nil.
-func (w *everything) inForce(id worldKey, at time.Time) (decides *worldOverride) {
+// inForce is the override that decides about a key at an instant, or nil. besides: effects that do not count.
+func (w *everything) inForce(id worldKey, at time.Time, besides ...string) (decides *worldOverride) {
 	own := false
 	for _, o := range w.made { // the newest last
-		if o.limit != id.limit || o.removed || !o.until.IsZero() && !o.until.After(at) || o.key != nil && *o.key != id.key {
+		if o.limit != id.limit || o.removed || slices.Contains(besides, o.effect) || !o.until.IsZero() && !o.until.After(at) || o.key != nil && *o.key != id.key {
 			continue
 		}
 		mine := o.key != nil || w.keys[id.key] == nil
