@@ -46,9 +46,9 @@ type Coalescer struct {
 	// it.
 	//
 	// A token bucket then grants at most capacity + rate × (T + Ahead) in any span T. What is not used in time comes
-	// back, of a bucket less what the rate has refilled; if the process dies, or an answer is lost, it is lost. Denials
-	// are remembered, and other processes' Reset or Block is not seen, for at most Ahead. It is for Consume of whole
-	// tokens.
+	// back, of a bucket less what the rate has refilled. It is lost if the process dies, or if an answer is lost or
+	// takes longer than a second and 3 × Ahead. Denials are remembered, and other processes' Reset or Block is not
+	// seen, for at most Ahead. It is for Consume of whole tokens.
 	Ahead time.Duration
 
 	// OnBatch, if not nil, is called for each statement that has decided calls, with their number. A call that went
