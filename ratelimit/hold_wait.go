@@ -16,9 +16,9 @@ import (
 // slots and for tokens, up to d, or not at all with a d of 0 or less. Other verbs ignore it. A d above 0 and under a
 // millisecond is [ErrInvalid] in the call, and so is a transaction.
 //
-// After d, and at once if waiting does not help, the error is the [*DeniedError]. If ctx ends, it is ctx's. A waiting
-// caller holds no connection and no lock. Callers of a Limiter that want the same limits and keys are served in order
-// of arrival; between processes there is no order.
+// After d, and at once if waiting does not help, the error is the [*DeniedError]; slots may be released, so it waits
+// for them whatever RetryAt says. If ctx ends, it is ctx's. A waiting caller holds no connection and no lock. Callers
+// of a Limiter that want the same limits and keys are served in order of arrival; between processes there is no order.
 func WaitUpTo(ctx context.Context, d time.Duration) context.Context {
 	return context.WithValue(ctx, waitUpToKey{}, d)
 }
